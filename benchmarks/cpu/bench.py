@@ -98,8 +98,8 @@ class Bench:
 
     def _rows(self, split: str, *, with_labels: bool) -> Path:
         from whet.models.loading.load import ModelSource, load_tokenizer
-        from whet.tasks.qa.read.squad import read_questions
-        from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+        from whet.tasks.qa.read import read_questions
+        from whet.tasks.qa.windows import WindowOptions, make_windows
 
         tokenizer = load_tokenizer(ModelSource(model=str(self.model("tiny"))))
         options = WindowOptions(with_labels=with_labels)

@@ -10,8 +10,8 @@ from typing import Any
 from protocol import Channel
 
 from whet.models.loading.load import ModelSource, load_tokenizer
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 
 
 def windows(path: Path, tokenizer: Any) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from whet.config import arguments as settings
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 from whet.train import trainer as engine
 
 LENGTH = 384

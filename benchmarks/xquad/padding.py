@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 
 from whet.config import arguments as settings
 from whet.precision.policy import Float32
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 from whet.train import step
 from whet.train import trainer as engine
 

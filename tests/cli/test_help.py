@@ -6,15 +6,14 @@ import time
 
 import pytest
 
-from whet.cli.ask import COMMAND as ASK
 from whet.cli.bench_methods import COMMAND as BENCH
-from whet.cli.demo import COMMAND as DEMO
+from whet.cli.commands import COMMANDS
 from whet.cli.doctor import COMMAND as DOCTOR
-from whet.cli.main import COMMANDS, run
-from whet.cli.qa import COMMAND as QA
+from whet.cli.main import run
 from whet.config.command import Command
 from whet.config.options import help_texts, options_of
 from whet.config.reading.help import render
+from whet.tasks.qa.task import ASK, DEMO, QA
 
 pytestmark = pytest.mark.true_start
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.cli import demo
 from whet.cli.main import run
 from whet.errors import DataError
+from whet.tasks.qa import task
 from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
 
 _RUN_QA_DEFAULTS = {
@@ -93,7 +93,7 @@ def test_what_the_work_raises_becomes_an_exit_code(
     def work(_: DemoArguments) -> int:
         raise raised
 
-    monkeypatch.setattr(demo, "COMMAND", replace(demo.COMMAND, run=work))
+    monkeypatch.setattr(task, "COMMANDS", (replace(task.DEMO, run=work),))
     assert run(["demo"]) == code
     assert said in capsys.readouterr().err
 
@@ -102,7 +102,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def work(_: DemoArguments) -> int:
         return 1 // 0
 
-    monkeypatch.setattr(demo, "COMMAND", replace(demo.COMMAND, run=work))
+    monkeypatch.setattr(task, "COMMANDS", (replace(task.DEMO, run=work),))
     with pytest.raises(ZeroDivisionError):
         run(["demo"])
 
@@ -114,7 +114,7 @@ def test_the_work_gets_the_settings_and_gives_the_exit_code(monkeypatch: pytest.
         got.append(settings)
         return 75
 
-    monkeypatch.setattr(demo, "COMMAND", replace(demo.COMMAND, run=work))
+    monkeypatch.setattr(task, "COMMANDS", (replace(task.DEMO, run=work),))
     assert run(["demo", "--seed", "7"]) == 75
     assert got == [DemoArguments(seed=7)]
 

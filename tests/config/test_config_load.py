@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from whet.cli.ask import COMMAND as ASK
-from whet.cli.qa import COMMAND as QA
 from whet.config.arguments import TrainingArguments
 from whet.config.reading.load import load
 from whet.errors import ConfigError
 from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.task import ASK, QA
 
 _WORK = ["--model_name_or_path", "m", "--dataset_name", "squad", "--do_train"]
 

@@ -15,8 +15,16 @@ from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import TRAINING_RULES, check_output_dir, require_output_dir
 from whet.config.settings import draft
 from whet.errors import OutputError, Problem
-from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
-from whet.tasks.qa.rules import ASK_RULES, DEMO_RULES, QA_RULES, RUN_RULES, check_run
+from whet.tasks.qa.arguments import (
+    ASK_RULES,
+    DEMO_RULES,
+    QA_RULES,
+    RUN_RULES,
+    AskArguments,
+    DemoArguments,
+    QaArguments,
+    check_run,
+)
 
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 

@@ -12,12 +12,12 @@ import pytest
 
 import engine
 import whet
-from whet.cli.qa import COMMAND
 from whet.config import deepspeed, deepspeed_values
 from whet.config.names import deepspeed_keys as keys
 from whet.config.reading.load import load
 from whet.config.rules.sharing import stage_of_run
 from whet.optional import is_installed
+from whet.tasks.qa.task import QA as COMMAND
 
 _USUAL: dict[str, Any] = {"precision": "fp32", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 _FULL: dict[str, Any] = {

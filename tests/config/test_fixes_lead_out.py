@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from following import followed, problems, ways
-from whet.cli.classify import COMMAND as CLASSIFY
 from whet.cli.k8s import COMMAND as K8S
 from whet.cli.launch import COMMAND as LAUNCH
-from whet.cli.lm import COMMAND as LM
-from whet.cli.qa import COMMAND as QA
-from whet.cli.tag import COMMAND as TAG
 from whet.config.command import Command
 from whet.config.ranks import require_output_for_restarts
 from whet.config.rules.training import check_output_dir
 from whet.errors import ConfigError
 from whet.models.experts.settings import ExpertSettings, with_factors
 from whet.optional import is_installed
+from whet.tasks.classify.task import CLASSIFY
+from whet.tasks.lm.task import LM
+from whet.tasks.qa.task import QA
+from whet.tasks.tag.task import TAG
 
 _RUN = "--model_name_or_path m --train_file t --validation_file v --do_train --do_eval --output_dir out "
 _JOB = "render squad --image example.org/whet:1 --cpus 16 --memory 64Gi --output_claim runs "

@@ -13,9 +13,9 @@ import engine
 import whet
 from tiny import tiny_model, tiny_rows
 from whet.cli.main import run
-from whet.cli.qa import COMMAND
 from whet.config.reading.load import load
 from whet.config.recipes import RECIPES
+from whet.tasks.qa.task import QA as COMMAND
 
 FEW = dict(RECIPES["few_samples"])
 

@@ -11,13 +11,13 @@ from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, DataError
 from whet.jobs.hub_data import HubSource, load_split
 from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.splits import read_split as read_classify
+from whet.tasks.classify.examples import read_split as read_classify
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.splits import read_split as read_lm
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split as read_qa
 from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.splits import read_split as read_tag
+from whet.tasks.tag.read import read_split as read_tag
 
 TASKS = {
     "classify": (ClassifyArguments, read_classify, topic_rows()),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from whet.errors import ConfigError
+from whet.tasks.lm.arguments import DemoLmArguments
 from whet.tasks.lm.demo import run_demo
-from whet.tasks.lm.demo_arguments import DemoLmArguments
 
 
 @pytest.mark.night

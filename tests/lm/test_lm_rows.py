@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 from following import followed, problems, ways
 from saved_decoder import TEMPLATE
 from text_tasks import SAILING, write_lines
-from whet.cli.lm import COMMAND
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.tasks.lm.render import Template, _turn, rendered
 from whet.tasks.lm.rows import RowMaker, collate
 from whet.tasks.lm.splits import read_file
+from whet.tasks.lm.task import LM as COMMAND
 
 CHAT = [
     {"role": "system", "content": "be brief"},

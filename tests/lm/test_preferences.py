@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from text_tasks import load, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
-from whet.tasks.lm import preferences
+from whet.tasks.lm.examples import preference_of
 from whet.train.trials import precision
 
 CLOSE = 1e-5
@@ -204,15 +204,15 @@ def test_texts_that_repeat_the_prompt_give_the_same_run(plain: Path, data: Path,
 
 def test_prompt_that_both_completions_repeat_is_read_once() -> None:
     row = {"prompt": "Q? ", "chosen": "Q? yes", "rejected": "Q? no"}
-    assert preferences.value(row) == ("Q? ", "yes", "no")
-    assert preferences.value(row | {"rejected": "no"}) == ("Q? ", "Q? yes", "no")  # one that echoes it keeps its words
+    assert preference_of(row) == ("Q? ", "yes", "no")
+    assert preference_of(row | {"rejected": "no"}) == ("Q? ", "Q? yes", "no")  # one that echoes it keeps its words
 
 
 def test_text_of_a_prompt_is_a_turn_of_the_user_after_the_systems() -> None:
     system = {"role": "system", "content": "be brief"}
     row = {"prompt": "Q?", "chosen": [system, *_chat("", "yes")[1:]], "rejected": [system, *_chat("", "no")[1:]]}
     asked = [system, {"role": "user", "content": "Q?"}]
-    assert preferences.value(row) == (asked, _chat("", "yes")[1:], _chat("", "no")[1:])
+    assert preference_of(row) == (asked, _chat("", "yes")[1:], _chat("", "no")[1:])
 
 
 @pytest.mark.parametrize(

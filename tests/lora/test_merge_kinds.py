@@ -302,7 +302,7 @@ def test_regular_expression_without_an_end_is_refused_within_seconds(
     setting: dict[str, Any], bases: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("whet.jobs.lora.merge._PATTERN_S", 0.3)
+    monkeypatch.setattr("whet.models.loading.adapter._PATTERN_S", 0.3)
     adapter = changed(saved(bases["llama"], tmp_path / "adapter"), **setting)
     began = time.monotonic()
     said = refusal(adapter, tmp_path / "merged", capfd)

@@ -15,7 +15,7 @@ from transformers import BertForSequenceClassification
 import engine
 import whet
 from tiny import FAMILIES, arguments, losses, operators, padded, tiny_model, tiny_rows
-from whet.objectives.joint import joint_cross_entropy
+from whet.objectives.span import joint_cross_entropy
 
 __all__ = ["operators"]
 

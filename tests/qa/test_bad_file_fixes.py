@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from whet.errors import DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 ROW = {"id": "1", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}
 LINE = json.dumps(ROW)

@@ -74,7 +74,7 @@ def test_missing_checkpoint_is_reported(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told before any data is read."""
-    monkeypatch.setattr("whet.tasks.qa.run.read_split", lambda *_: pytest.fail("the data was read"))
+    monkeypatch.setattr("whet.tasks.qa.splits.read_split", lambda *_: pytest.fail("the data was read"))
     data = write_json(tmp_path / "data.json", squad())
     words = command(encoder, tmp_path / "out", "--do_train", "--resume_from_checkpoint", "nowhere", train_file=data)
     told = _told(words, 74, capsys)

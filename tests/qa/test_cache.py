@@ -16,10 +16,9 @@ import pytest
 import tiny_tokenizers
 
 from whet.jobs.tokenising.cache import default_cache_dir
+from whet.tasks.qa import windows as windows_module
 from whet.tasks.qa.types import Answers, Questions, Windows
-from whet.tasks.qa.windows import cache
-from whet.tasks.qa.windows.cache import cached_windows, windows_key
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.windows import WindowOptions, cached_windows, make_windows, windows_key
 
 _OPTIONS = WindowOptions(max_seq_length=32, doc_stride=8)
 
@@ -38,7 +37,7 @@ def n_made(monkeypatch) -> list[int]:
         made.append(1)
         return make_windows(*args, **options)
 
-    monkeypatch.setattr(cache, "make_windows", count)
+    monkeypatch.setattr(windows_module, "make_windows", count)
     return made
 
 
@@ -185,7 +184,7 @@ def test_concurrent_runs_make_the_windows_once(overwrite_cache, bert, tmp_path, 
     log = logging.getLogger("whet")
     info = log.info
     monkeypatch.setattr(log, "info", lambda text, *rest: (n_waiting.append("waiting" in text), info(text, *rest)))
-    count = cache.make_windows
+    count = windows_module.make_windows
 
     def make_when_all_wait(*args: Any, **options: Any) -> Windows:
         give_up = time.monotonic() + 20
@@ -193,7 +192,7 @@ def test_concurrent_runs_make_the_windows_once(overwrite_cache, bert, tmp_path, 
             time.sleep(0.001)
         return count(*args, **options)
 
-    monkeypatch.setattr(cache, "make_windows", make_when_all_wait)
+    monkeypatch.setattr(windows_module, "make_windows", make_when_all_wait)
     with ThreadPoolExecutor(4) as pool:
         jobs = [
             pool.submit(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError, NonFiniteError
-from whet.tasks.qa.evaluate.decode import DecodeOptions, decode
-from whet.tasks.qa.evaluate.spans import concat, top_spans
+from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans
 from whet.tasks.qa.types import Answers, Predictions, Questions, SpanScores, Windows
 
 

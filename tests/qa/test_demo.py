@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from whet.tasks.qa.demo import DATA, MARKER
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 SPLITS = {name: json.loads((DATA / f"{name}.json").read_text("utf-8")) for name in ("train", "validation")}
 

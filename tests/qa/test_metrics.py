@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import DataError
-from whet.tasks.qa.evaluate.metrics import normalise, squad_metrics, word_f1
+from whet.tasks.qa.metrics import normalise, squad_metrics, word_f1
 from whet.tasks.qa.types import Answers, Predictions, Questions
 
 _V2_KEYS = ["exact", "f1", "total"]

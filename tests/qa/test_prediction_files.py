@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet.errors import OutputError
-from whet.tasks.qa.evaluate.decode import write_predictions
+from whet.tasks.qa.decode import write_predictions
 from whet.tasks.qa.types import Predictions
 
 _ENTRY = {"start_logit": 2.0, "end_logit": 1.0, "text": "né 🙂", "probability": 1.0}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.tasks.qa.evaluate.spans import concat, top_spans
+from whet.tasks.qa.decode import concat, top_spans
 
 
 def test_best_spans_break_ties_by_the_lowest_index() -> None:

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from whet.errors import DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.types import Answers, Questions
 
 _SENNA = "The  Senna flows through Brüssel 😀 and on to the Dijle. Most of it is covered."

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from whet.errors import EXIT_BAD_DATA, DataError, StorageError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 _CONTEXT = "😀 Pop music is sung in Oslo. Oslo is cold."
 _SUNG = _CONTEXT.index("sung")
@@ -99,6 +99,10 @@ _KINDS: dict[str, tuple[str | bytes, str]] = {
     "gzip bomb": (gzip.compress(b"0" * 20_000_000), "a gzip file"),
     "zip": (_zipped(), "a zip file"),
     "bzip2": (bz2.compress(_text().encode()), "a bzip2 file"),
+    "a pointer of Git LFS": (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 30288272\n",
+        "a pointer of Git LFS.*(?s:.)*git lfs pull",
+    ),
     "nesting": ('{"data":' + "[" * 200_000, "nested too deep"),
     "nesting that closes": ("[" * 200_000 + "]" * 200_000, "nested too deep"),
     "5,000 digits": (_text().replace('"1.1"', "\n" + "7" * 5000), "line 2, column 1: a number has too many"),

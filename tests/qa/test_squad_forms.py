@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 
 from text_tasks import documented_forms
 from whet.errors import DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.types import Answers, Questions
 
 _CONTEXT = "Born in Oslo, she sang."
@@ -60,6 +60,11 @@ def _parquet(path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
+def _paragraphs_alone() -> list[dict[str, Any]]:
+    asked = [{"id": "1", "question": "Where?", "answers": _GIVEN}, {"id": "2", "question": "When?", "answers": []}]
+    return [{"context": _CONTEXT, "qas": [one]} for one in asked]
+
+
 _NONE = {"answers": []}
 READ: dict[str, Any] = {
     "SQuAD 1.1 and 2.0": _nested({"answers": _GIVEN}, {"answers": [], "is_impossible": True,
@@ -75,6 +80,7 @@ READ: dict[str, Any] = {
     "one answer that is no list": _nested({"answers": _GIVEN[0]}, _NONE),
     "answer_start as a text or a float": _nested({"answers": [{"text": "Oslo", "answer_start": "8"}]}, _NONE),
     "paragraphs without questions": _in_paragraphs(qas=[]),
+    "paragraphs alone": json.dumps(_paragraphs_alone()),
     "rows: JSON lines, JSON": "\n".join(map(json.dumps, _rows(answers={"text": ["Oslo"], "answer_start": [8.0]}))),
     "rows: CSV": _csv(),
     "rows: Parquet and the hub": _parquet,
@@ -116,6 +122,23 @@ def test_form_is_read(tmp_path: Path, form: str, skip_bad: bool) -> None:
     assert found.left_out.n_rows == 0
 
 
+def test_paragraphs_alone_are_read_in_lines_one_by_one_and_as_data(tmp_path: Path) -> None:
+    alone = _paragraphs_alone()
+    for content in ("\n".join(map(json.dumps, alone)), json.dumps({"data": alone})):
+        found = _read(tmp_path / "data", content)
+        assert (list(found.ids), list(found.answers)) == (["1", "2"], [_OSLO, Answers()])
+    assert list(_read(tmp_path / "data", json.dumps(alone[0])).ids) == ["1"]
+
+
+def test_problem_of_a_paragraph_alone_is_found_at_its_place(tmp_path: Path) -> None:
+    good, bad = _paragraphs_alone()
+    bad["qas"][0]["answers"] = [{"text": "Oslo", "answer_start": 9}]
+    with pytest.raises(DataError, match=r"data\[1\]\.qas\[0\], question '2'"):
+        _read(tmp_path / "data", json.dumps([good, bad]))
+    with pytest.raises(DataError, match=r"line 2\.qas\[0\]"):
+        _read(tmp_path / "data", "\n".join(map(json.dumps, [good, bad])))
+
+
 @pytest.mark.parametrize("form", REFUSED)
 def test_form_is_refused_with_the_way_forward(tmp_path: Path, form: str) -> None:
     content, message = REFUSED[form]
@@ -152,7 +175,7 @@ def test_every_kind_of_question_that_is_left_out_is_named(tmp_path: Path, caplog
     empty = {"answers": [{"text": "", "answer_start": 0}]}
     contrary = {"answers": [], "is_impossible": False}
     found = _read(tmp_path / "data", _nested({"answers": _GIVEN}, *wrong, empty, contrary), skip_bad=True)
-    found.left_out.log("train", "questions")
+    found.left_out.log("train", "question")
     assert [record.getMessage() for record in caplog.records][:4] == [
         "train: 14 questions are bad and were left out:",
         "  12 questions: an answer does not stand where answer_start says",
@@ -161,5 +184,5 @@ def test_every_kind_of_question_that_is_left_out_is_named(tmp_path: Path, caplog
     ]
     assert caplog.records[-1].getMessage() == "  and 4 more problems"
     caplog.clear()
-    _read(tmp_path / "data", _nested({"answers": _GIVEN}, empty), skip_bad=True).left_out.log("train", "questions")
+    _read(tmp_path / "data", _nested({"answers": _GIVEN}, empty), skip_bad=True).left_out.log("train", "question")
     assert caplog.records[0].getMessage() == "train: 1 question is bad and was left out:"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whet.errors import DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 _CONTEXT = "A cave holds bats."
 _NAMES = ("data", "paragraphs", "qas", "context", "id", "question", "answers", "text", "answer_start", "is_impossible")

@@ -10,7 +10,7 @@ import pytest
 
 from whet.errors import DataError
 from whet.jobs.hub_data import HubSource, load_split
-from whet.tasks.qa.read.hub import read_hub
+from whet.tasks.qa.read import read_hub
 from whet.tasks.qa.types import Answers
 
 _CONTEXT = "A cave holds bats."

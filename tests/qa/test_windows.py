@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from whet.jobs.tokenising.encode import rust_tokenizer
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa import windows as windows_module
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.types import Answers, Questions, Windows
-from whet.tasks.qa.windows import cut as windows_module
-from whet.tasks.qa.windows import pair_template
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.windows import WindowOptions, make_windows
 
 _MAKERS = {
     "bert": tiny_tokenizers.bert,
@@ -212,7 +211,7 @@ def test_tokens_that_share_the_character_of_the_answer_are_labelled_in_order():
 
 
 def test_rows_after_the_first_block_are_joined_equally(monkeypatch):
-    monkeypatch.setattr(pair_template, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(windows_module, "_ROWS_AT_ONCE", 3)
     windows = _assert_as_the_tokenizer(_tokenizer("bert"), _SOME, WindowOptions(max_seq_length=50, doc_stride=5))
     assert len(windows) > 9
 

@@ -11,8 +11,7 @@ from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.encode import check_max_length, encode_texts, require_memory, rust_tokenizer
 from whet.tasks.qa.types import Answers, Questions, Windows
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
-from whet.tasks.qa.windows.labels import span_labels
+from whet.tasks.qa.windows import WindowOptions, make_windows, span_labels
 
 
 def _questions(*texts: str, context: str = "bats sleep in caves " * 20) -> Questions:

@@ -27,7 +27,7 @@ SOAK = os.environ.get("WHET_SOAK") == "1"
 """Whether the night size was asked for."""
 LIMIT_S = 300.0
 """A child that lives longer hangs, on however busy a machine."""
-HEAVY = ("whet.tasks.qa.job", "whet.jobs.summary", "transformers.models.bert.modeling_bert")
+HEAVY = ("whet.tasks.qa.job", "whet.jobs.run", "transformers.models.bert.modeling_bert")
 
 
 @dataclass

@@ -25,7 +25,7 @@ __all__ = ["corpus"]  # a fixture
 pytestmark = pytest.mark.reliability
 
 _PLACES = {
-    "predictions": ("whet.tasks.qa.evaluate.predict", "write_predictions"),
+    "predictions": ("whet.tasks.qa.judge", "write_predictions"),
     "model": ("whet.train.output.files", "write_model"),
     "train_results.json": ("whet.train.trainer", "Trainer.save_metrics"),
     "trainer_state.json": ("whet.train.trainer", "Trainer.save_state"),

@@ -114,9 +114,7 @@ def test_in_the_first_step(corpus: Corpus, whole: Path, tmp_path: Path, call: in
 @pytest.mark.parametrize(("call", "number"), _moments(6, 1, 20))
 def test_in_an_evaluation(corpus: Corpus, whole: Path, tmp_path: Path, call: int, number: int) -> None:
     """At a random batch of the four evaluations between steps; it is done again from its first batch."""
-    child = qa(
-        corpus.words(tmp_path / "out"), tmp_path / "log", hook("whet.tasks.qa.evaluate.predict", "top_spans", call)
-    )
+    child = qa(corpus.words(tmp_path / "out"), tmp_path / "log", hook("whet.tasks.qa.judge", "top_spans", call))
     took = _stop(child, number)
     _check_saved(child, took, tmp_path / "out", whole, tmp_path / "log2")
     assert "during the evaluation" in said(child)
@@ -133,7 +131,7 @@ def test_in_a_save(corpus: Corpus, whole: Path, tmp_path: Path, call: int, numbe
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_tokenizing(corpus: Corpus, whole: Path, tmp_path: Path, number: int) -> None:
     words = corpus.words(tmp_path / "out", "--overwrite_cache")
-    child = qa(words, tmp_path / "log", hook("whet.tasks.qa.windows.cache", "make_windows", 1))
+    child = qa(words, tmp_path / "log", hook("whet.tasks.qa.windows", "make_windows", 1))
     _stop(child, number, again=True)
     _check_nothing_was_there(child, tmp_path / "out")
     finish(words, tmp_path / "log2")

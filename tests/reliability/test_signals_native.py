@@ -41,7 +41,7 @@ def test_signal_is_heard_while_a_huge_context_is_tokenised(
     """In the call of the tokenizer itself, of which the test is told; nothing is left of the run."""
     out = tmp_path / "out"
     words = corpus.words(out, train_file=huge, validation_file=huge)
-    child = qa(words, tmp_path / "log", _tell_only("whet.tasks.qa.windows.cut", "encode_texts"))
+    child = qa(words, tmp_path / "log", _tell_only("whet.tasks.qa.windows", "encode_texts"))
     assert child.until_told(), child.text()
     time.sleep(after_s)
     started_s = time.monotonic()

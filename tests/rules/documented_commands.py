@@ -1,11 +1,10 @@
 """Checks a command that a page shows, without running it."""
 
 import re
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from whet.cli.main import COMMANDS
+from whet.cli.commands import COMMANDS, command
 from whet.config.reading.load import load
 from whet.errors import ConfigError
 
@@ -32,4 +31,4 @@ def _check_whet(words: list[str]) -> None:
         return
     if not words or words[0] not in COMMANDS:
         raise ConfigError(what="no such command", got=words[:1], why="whet does not have it", fix="see whet --help")
-    load(import_module(f"whet.cli.{words[0].replace('-', '_')}").COMMAND, words[1:])
+    load(command(words[0]), words[1:])

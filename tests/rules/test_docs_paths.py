@@ -9,7 +9,7 @@ _NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _OF_RUNS = re.compile(r"^(?:out|bench|checkpoint-|abandoned-|runs|xquad|whet-demo|\.ci)")
 """Folders that runs write, or that users have."""
 _NOT_FILES = re.compile(
-    r"^(?:bert|distilbert|rajpurkar|linear_lr|rewards/|logps/|torch/|dist/|launch/|kubernetes/|plan/|report/|tasks/(?:classify|tag|lm)\b)"
+    r"^(?:bert|distilbert|rajpurkar|linear_lr|rewards/|logps/|torch/|dist/|launch/|kubernetes/|plan/|report/)"
 )
 """Names of models, operators and metrics, and folders that are planned."""
 

@@ -16,7 +16,7 @@ from message_texts import PLACEHOLDER, Text, all_texts, choices
 
 import engine
 import whet
-from whet.cli.main import COMMANDS
+from whet.cli.commands import COMMANDS, command
 from whet.config.optimizer_names import ELSEWHERE, names
 from whet.config.options import options_of, spec_of
 
@@ -44,7 +44,7 @@ _AFTER_A_FLAG = {
 _NOT_PLAIN = re.compile(r"\b(mend|mended|anew|beside|told|to be had|no whole|going on|go on|goes on)\b")
 
 
-_COMMANDS = [importlib.import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND for name in COMMANDS]
+_COMMANDS = [command(name) for name in COMMANDS]
 _CHOICES_OF_TEXT = {"optim": {*names(), *ELSEWHERE}, "resume_from_checkpoint": {"auto"}}
 """Options whose annotation is a text, and that take a few words only."""
 
@@ -52,7 +52,7 @@ _CHOICES_OF_TEXT = {"optim": {*names(), *ELSEWHERE}, "resume_from_checkpoint": {
 def _kinds() -> dict[str, list[object]]:
     """Return the flags of all commands: what each takes."""
     found: dict[str, list[object]] = defaultdict(list)
-    for cls in {part for command in _COMMANDS for part in command.parts}:
+    for cls in {part for one in _COMMANDS for part in one.parts}:
         for name, option in options_of(cls).items():
             found[name].append(option.kind)
         for name, alias in spec_of(cls).aliases.items():

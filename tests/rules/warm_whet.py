@@ -16,7 +16,7 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-_HEAVY = ("whet.tasks.qa.job", "whet.jobs.summary", "datasets", "transformers.models.bert.modeling_bert")
+_HEAVY = ("whet.tasks.qa.job", "whet.jobs.run", "datasets", "transformers.models.bert.modeling_bert")
 _LARGEST = 1 << 20
 _PROGRAM = """#!{python} -IS
 import json, os, socket, sys

@@ -16,7 +16,7 @@ from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA, DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 pytestmark = pytest.mark.true_start
 

@@ -29,7 +29,7 @@ from whet.errors import WhetError
 from whet.models.loading.folder_check import check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.tensor_check import check_weights
 from whet.store import find, write
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 pytestmark = pytest.mark.reliability
 N_MADE = 2_000

@@ -15,8 +15,8 @@ from whet.errors import DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker
 from whet.tasks.tag.labels import Tags, tags_of, token_labels
+from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
-from whet.tasks.tag.splits import read_file
 
 CONLL = """-DOCSTART- -X- O
 
@@ -69,7 +69,7 @@ def test_a_hub_data_set_gives_the_names_of_its_tags(tmp_path: Path) -> None:
     from datasets import ClassLabel, Dataset, Features, List, Value
 
     from whet.tasks.tag.arguments import TagArguments
-    from whet.tasks.tag.splits import read_split
+    from whet.tasks.tag.read import read_split
 
     features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))})
     Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features).to_parquet(

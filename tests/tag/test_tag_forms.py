@@ -14,8 +14,8 @@ from pyarrow import parquet
 from text_tasks import documented_forms, words
 from whet.cli.main import run
 from whet.errors import DataError
+from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
-from whet.tasks.tag.splits import read_file
 
 UD = Path(os.environ.get("WHET_TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "ud_ewt"
 _TEXT = "Mira sailed to Upper Tarn."

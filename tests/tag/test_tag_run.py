@@ -18,7 +18,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from text_tasks import load, load_lines, topic_rows, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA
-from whet.tasks.tag import metrics
+from whet.tasks.tag.judge import metrics_of_tags
 from whet.tasks.tag.labels import Tags
 
 CLOSE = 1e-4
@@ -127,7 +127,7 @@ def test_without_seqeval_accuracy_alone_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
     monkeypatch.setattr(logger, "propagate", True)
     numbers = [np.array([0, 1])]
-    assert metrics.judge(numbers, numbers, Tags(("B-A", "O")), each_entity=False) == {"accuracy": 1.0}
+    assert metrics_of_tags(numbers, numbers, Tags(("B-A", "O")), each_entity=False) == {"accuracy": 1.0}
     assert "pip install 'whet-train[tag]'" in caplog.text
 
 

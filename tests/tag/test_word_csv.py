@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from whet.errors import DataError
+from whet.tasks.tag.judge import metrics_of_tags
 from whet.tasks.tag.labels import Tags
-from whet.tasks.tag.metrics import judge
+from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
-from whet.tasks.tag.splits import read_file
 
 WORDS = [["Mira", "sailed", ","], ["Tarn"]]
 TAGS = [["B-PER", "O", "O"], ["B-LOC"]]
@@ -85,5 +85,5 @@ def test_entities_are_counted_in_every_scheme_of_tags(gold: list[str], wrong: li
     pytest.importorskip("seqeval", reason="seqeval is not installed")
     tags = Tags(tuple(sorted({*gold, *wrong})))
     expected, found = (np.asarray([tags.names.index(tag) for tag in one]) for one in (gold, wrong))
-    assert judge([expected], [expected], tags, each_entity=False)["f1"] == 1.0
-    assert judge([expected], [found], tags, each_entity=False)["f1"] == pytest.approx(0.4)
+    assert metrics_of_tags([expected], [expected], tags, each_entity=False)["f1"] == 1.0
+    assert metrics_of_tags([expected], [found], tags, each_entity=False)["f1"] == pytest.approx(0.4)

@@ -13,7 +13,7 @@ from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_train
 from engine import TrainingArguments
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.splits import read_split as read_examples
+from whet.tasks.classify.examples import read_split as read_examples
 from whet.tasks.qa import job as qa_job
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split as read_questions

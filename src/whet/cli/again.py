@@ -6,8 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
 
+from whet.cli import commands
 from whet.config import ranks
 from whet.config.options import MASK, options_of
 from whet.errors import escape_controls
@@ -70,7 +70,8 @@ def _prints(word: str) -> bool:
 
 
 def _masked(argv: Sequence[str]) -> list[str]:
-    secrets = {option.name for part in _parts(argv[0]) for option in options_of(part).values() if option.secret}
+    parts = commands.command(argv[0]).parts
+    secrets = {option.name for part in parts for option in options_of(part).values() if option.secret}
     words: list[str] = []
     hide = False
     for word in argv:
@@ -79,10 +80,6 @@ def _masked(argv: Sequence[str]) -> list[str]:
         words.append(MASK if hide else f"{word.partition('=')[0]}={MASK}" if is_secret and equals else word)
         hide = is_secret and not equals
     return words
-
-
-def _parts(command_name: str) -> tuple[type, ...]:
-    return import_module(f"whet.cli.{command_name}").COMMAND.parts
 
 
 def _text(value: object) -> str:

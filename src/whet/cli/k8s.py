@@ -1,14 +1,13 @@
 """`whet k8s`: training jobs on Kubernetes."""
 
 from collections.abc import Sequence
-from importlib import import_module
 
+from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, command
 from whet.config.command import Command
 from whet.kubernetes.arguments import KubernetesArguments
 
 
 def _run(asked: KubernetesArguments) -> int:
-    from whet.cli.main import COMMANDS, RANKED, RESUMABLE
     from whet.kubernetes.command import OwnCommands
     from whet.kubernetes.run import run_kubernetes
 
@@ -20,7 +19,7 @@ def _settings(name: str, words: Sequence[str]) -> Sequence[object]:
     """Return the settings of one of whet's commands."""
     from whet.config.reading.load import load
 
-    return load(import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND, words).settings
+    return load(command(name), words).settings
 
 
 COMMAND = Command(

@@ -1,12 +1,11 @@
 """`whet launch`: start a command on the cores of this machine, or of several hosts, once for each rank."""
 
+from whet.cli.commands import COMMANDS, RANKED
 from whet.config.command import Command
 from whet.launch.arguments import HostsArguments, LaunchArguments
 
 
 def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
-    from whet.cli.main import COMMANDS, RANKED
-
     if hosts.hosts or hosts.hostfile:
         from whet.launch.over_ssh import run_on_hosts
 

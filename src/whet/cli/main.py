@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import NoReturn
 
 from whet import __version__, lasting
+from whet.cli.commands import ANSWERING, COMMANDS, RANKED, STOPPABLE, TRAINING, WITHOUT_TORCH, command
 from whet.config import environment
 from whet.config.ranks import here, require_one_process
 from whet.errors import (
@@ -24,34 +24,6 @@ from whet.errors import (
 from whet.launch import pinning
 from whet.train.control import stop
 
-COMMANDS = {
-    "qa": "train, evaluate and run a question answering model",
-    "classify": "train, evaluate and run a text classifier",
-    "tag": "train, evaluate and run a tagger of words",
-    "lm": "train and evaluate a causal language model",
-    "generate": "continue a text, or chat, with a language model",
-    "merge": "fold a trained adapter into its model",
-    "predict": "write the predictions of a trained model for a file",
-    "ask": "ask a trained model questions about a text",
-    "demo": "train a small model; nothing is downloaded",
-    "demo-lm": "train a small language model; nothing is downloaded",
-    "launch": "start a command on this machine's cores, once for each rank",
-    "k8s": "train on Kubernetes: render, submit, status, logs, delete",
-    "bench-methods": "measure each training technique on your model and machine",
-    "doctor": "check this machine and installation, with advice",
-}
-TRAINING = frozenset({"qa", "classify", "tag", "lm", "demo", "demo-lm", "bench-methods"})
-"""The commands that train."""
-RESUMABLE = frozenset({"qa", "classify", "tag", "lm"})
-"""The commands that continue with --resume_from_checkpoint."""
-STOPPABLE = RESUMABLE | {"demo", "demo-lm"}
-"""The commands that a signal ends with a checkpoint."""
-RANKED = frozenset({"qa", "classify", "tag", "lm"})
-"""The commands that several ranks can run together."""
-ANSWERING = frozenset({"ask", "generate", "predict"})
-"""The commands that read a text with a trained model."""
-WITHOUT_TORCH = frozenset({"launch", "k8s"})
-"""The commands that do not import torch."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
 _HELP_WORDS = ("--help", "-h", "help")
@@ -189,8 +161,8 @@ def _dispatch(argv: list[str]) -> int:
     from whet.config.reading.load import load
     from whet.optional import quiet_libraries
 
-    command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
-    loaded = load(command, argv[1:])
+    asked = command(name)
+    loaded = load(asked, argv[1:])
     for note in loaded.notes:
         _note(note)
     if loaded.text is not None:
@@ -207,7 +179,7 @@ def _dispatch(argv: list[str]) -> int:
 
         require_address_space()
     with quiet_libraries():
-        done = command.run(*loaded.settings)
+        done = asked.run(*loaded.settings)
         return done if isinstance(done, int) else done()
 
 

@@ -1,5 +1,6 @@
 """`whet merge`: fold a trained adapter into its model."""
 
+from whet import tasks
 from whet.config.command import Command
 from whet.jobs.lora.merge_arguments import MergeArguments
 
@@ -7,7 +8,7 @@ from whet.jobs.lora.merge_arguments import MergeArguments
 def _run(asked: MergeArguments) -> int:
     from whet.jobs.lora.merge import run_merge
 
-    return run_merge(asked)
+    return run_merge(asked, [task.head for task in tasks.tasks()])
 
 
 COMMAND = Command(

@@ -1,32 +1,51 @@
 """`whet predict`: the predictions of a trained model for a file, whatever its task is."""
 
+from whet import tasks
 from whet.config.command import Command
+from whet.errors import ConfigError
 from whet.jobs.predict.arguments import PredictArguments
+
+_PREDICTING = [(task, task.predict) for task in tasks.tasks() if task.predict is not None]
+
+
+def _any_of(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+_TASKS = _any_of([task.head.task for task, _ in _PREDICTING])
 
 
 def _run(asked: PredictArguments) -> int:
     import logging
-    from importlib import import_module
     from pathlib import Path
 
     from whet import log
     from whet.data.files.file_bytes import require_file
-    from whet.models.loading.heads import QUESTION_ANSWERING, SEQUENCE_CLASSIFICATION
 
     log.set_up(logging.WARNING)
     require_file(Path(asked.file))
 
-    from whet.jobs.predict.outputs import head_of
+    from whet.jobs.predict.trained import read_reading
+    from whet.models.loading.adapter import trained_head
 
-    tasks = {QUESTION_ANSWERING: "qa.predict_file", SEQUENCE_CLASSIFICATION: "classify.predict"}
-    return import_module(f"whet.tasks.{tasks.get(head_of(asked), 'tag.predict')}").predict(asked)
+    head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
+    task_name = read_reading(Path(asked.model)).get("task") if head is None else None
+    for task, predict in _PREDICTING:
+        if task.head == head or task.name == task_name:
+            return predict(asked)
+    raise ConfigError(
+        what="the model has no head that whet predicts with",
+        got=f"{asked.model}: {named}",
+        why=f"the architecture says the task: {_TASKS}",
+        fix=f"name a model that {_any_of([f'whet {task.name}' for task, _ in _PREDICTING])} trained",
+    )
 
 
 COMMAND = Command(
     name="whet predict",
     summary=(
         "Write the predictions of a trained model for a file, with scores. The model's configuration says the task:"
-        " question answering, text classification or tagging of words."
+        f" {_TASKS}."
     ),
     usage="MODEL --file FILE [--OPTION VALUE ...]",
     examples=(

@@ -1,13 +1,42 @@
-"""What the commands that train have in common."""
+"""The command that trains a task: `whet NAME`, the same for every task but for its options and its texts."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.command import Command
 from whet.errors import Problem
 from whet.jobs.fields import JobFields
+from whet.jobs.task import Task
 
-USAGE = "[FILE.yaml | FILE.json] [--OPTION VALUE ...]"
+
+def training_command(
+    task: Task, settings: type[JobFields], *, summary: str, examples: tuple[str, ...], **more: Any
+) -> Command:
+    """Return the command that trains, evaluates and predicts with these settings; `more` as in `Command`."""
+
+    def run(job: JobFields, args: TrainingArguments) -> Callable[[], int]:
+        from whet.jobs.run import run_job
+
+        return partial(run_job, task, job, args)
+
+    return Command(
+        name=f"whet {task.name}",
+        summary=summary,
+        usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+        examples=examples,
+        parts=(settings, TrainingArguments),
+        lone="config",
+        takes_config=True,
+        check=task.check,
+        places=_missing_places,
+        run=run,
+        **more,
+    )
 
 
-def missing_places(job: JobFields, args: TrainingArguments) -> list[Problem]:
+def _missing_places(job: JobFields, args: TrainingArguments) -> list[Problem]:
     """Return what is missing of model, files and folders; only then are the modules imported that look."""
     from whet.jobs.places import check_places
 

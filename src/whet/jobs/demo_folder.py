@@ -1,4 +1,4 @@
-"""The folder of a demo: a demo that was interrupted continues in it, and one that has finished begins again."""
+"""What demos share: their data, and a folder in which an interrupted demo continues and a finished one begins again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from whet.config.arguments import TrainingArguments
@@ -16,6 +17,8 @@ from whet.store import find, manifest, write
 from whet.train.control import stop
 from whet.train.output import files as output_files
 
+DATA = Path(str(files("whet.jobs"))) / "demo_data"
+"""Questions about texts, in SQuAD's form: the files that demos train on, are judged by, and show."""
 _ARGUMENTS = "training_args.json"
 """The settings of a training, in its folder and in its checkpoints."""
 _OF_A_RUN = ("seed", "num_train_epochs", "max_steps")

@@ -1,14 +1,16 @@
-"""One split of a data set of the hub, or of a local folder in the hub's layout."""
+"""Where the rows of a split come from: its file, or a data set of the hub, or a local folder in the hub's layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from whet.data.files.bad_rows import BadRows
 from whet.data.files.cells import column_values
+from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
@@ -17,8 +19,30 @@ from whet.models.loading.hub import unreachable
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Taken = TypeVar("Taken")
 _NO_SPLIT = ("Unknown split", "nstruction", "slice")
 """What `datasets` says of a split that the data set does not have, and of parts of one that cannot be or are empty."""
+
+
+def file_of(job: JobFields, split: str) -> Path | None:
+    """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
+    named = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[split]
+    return None if named is None else Path(named)
+
+
+def limit_of(job: JobFields, split: str) -> int | None:
+    """Return how many of the split's first examples are read; None: all."""
+    return {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[split]
+
+
+def hub_examples(job: JobFields, split: str, limit: int | None, take: Callable[[TableRows, BadRows], Taken]) -> Taken:
+    """Return what `take` makes of the rows of the split in its data set; what it refuses names the data set."""
+    source = HubSource.of(job, split)
+    rows, where = table_rows(load_split(source), limit), source.describe()
+    try:
+        return take(rows, BadRows(where, skip_bad=job.skip_bad))
+    except Rejected as problem:
+        raise problem.error(where) from None
 
 
 @dataclass(frozen=True, kw_only=True)

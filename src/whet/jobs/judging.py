@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from whet.jobs.fields import Pooling
+from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
 
 
@@ -19,23 +25,52 @@ class Judge(Protocol):
         ...
 
 
-class PredictionJudge(Protocol):
+class PredictionJudge(ABC):
     """A judge that sees the predictions for all rows of its split at once."""
 
+    folder: Path
+    """Where its files are written."""
+    on_error: str
+    """What to do if a file cannot be written: "stop", or "continue" without it."""
+
+    @property
+    @abstractmethod
+    def dataset(self) -> Any:
+        """The rows of the split, with their labels."""
+
+    @abstractmethod
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Return the metrics of transformers' EvalPrediction."""
-        ...
 
+    @abstractmethod
     def write(self, predictions: Any, prefix: str) -> None:
         """Write the predictions, in files whose names begin with the prefix."""
-        ...
+
+    def follow(self, trainer: Trainer) -> None:
+        """Let this judge compute the metrics of the trainer's next evaluations."""
+        trainer.compute_metrics = self.metrics
+
+    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+        """Return the metrics of the trainer's model, and write its predictions."""
+        self.follow(trainer)
+        found = trainer.predict(self.dataset, metric_key_prefix=prefix)
+        self.write(found.predictions, prefix)
+        metrics = dict(found.metrics or {})
+        trainer.log(dict(metrics))
+        return metrics
+
+    def store(self, name: str, text: str) -> None:
+        """Write this text into a file of the folder."""
+        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
+            output_files.write_text(self.folder / name, text)
 
 
-def judge_predictions(trainer: Trainer, judge: PredictionJudge, rows: Any, prefix: str) -> dict[str, float]:
-    """Predict the rows, write the predictions and return the metrics."""
-    trainer.compute_metrics = judge.metrics
-    found = trainer.predict(rows, metric_key_prefix=prefix)
-    judge.write(found.predictions, prefix)
-    metrics = dict(found.metrics or {})
-    trainer.log(dict(metrics))
-    return metrics
+def pooled(logits: np.ndarray, group_of: np.ndarray, pooling: Pooling = "mean") -> np.ndarray:
+    """Return the logits of each group, (groups, labels); `group_of` (rows,) does not decrease and leaves none out."""
+    starts = np.flatnonzero(np.diff(group_of, prepend=-1))
+    if len(starts) == len(group_of):
+        return logits
+    if pooling == "max":
+        return np.maximum.reduceat(logits, starts)
+    counts = np.diff(np.append(starts, len(group_of)))
+    return np.add.reduceat(logits.astype(np.float64), starts) / counts[:, None]

@@ -32,9 +32,8 @@ class LeftOut:
         """Return what was found in one source."""
         return cls(bad.problems, bad.n_left_out, dict(bad.kinds.most_common()))
 
-    def log(self, split: str, rows: str) -> None:
-        """Log how many rows of the split were left out, by kind, and the first reasons; `rows` is their plural."""
-        row = rows.removesuffix("s")
+    def log(self, split: str, row: str) -> None:
+        """Log how many rows of the split were left out, by kind, and the first reasons; `row` is the word for one."""
         if self.problems:
             were = "is bad and was" if self.n_rows == 1 else "are bad and were"
             logger.warning("%s: %s %s left out:", split, plural(self.n_rows, row), were)

@@ -1,14 +1,218 @@
-"""The rules that every task's run keeps: it has a model, data and something to do."""
+"""The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher."""
 
+import math
 from typing import Any
 
+from whet.config import recipes
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.ranges import Rule, at_least, only_with
+from whet.config.rules.ranges import Rule, above, at_least, only_with
 from whet.errors import MASK, Problem
-from whet.jobs.expert_rules import EXPERT_RULES, EXPERT_RUN_RULES
 from whet.jobs.fields import JobFields
-from whet.jobs.lora.rules import LORA_RULES, LORA_RUN_RULES
-from whet.jobs.teacher_rules import TEACHER_RULES, TEACHER_RUN_RULES
+
+
+def top_k_is_1_or_2(job: JobFields) -> Problem | None:
+    """With more, a sparse layer costs as much as a wider dense one."""
+    if job.moe_top_k in (1, 2):
+        return None
+    return Problem(
+        what="moe_top_k is neither 1 nor 2",
+        got=job.moe_top_k,
+        why="whet routes a token to its best expert, or to its two best",
+        fix="use --moe_top_k 1, or --moe_top_k 2",
+    )
+
+
+def factors_are_numbers(job: JobFields) -> Problem | None:
+    """A negative weight would make the balance worse, and no expert can take less than nothing."""
+    weights = {name: getattr(job, name) for name in ("moe_aux_loss_coef", "moe_z_loss_coef")}
+    wrong = {name: value for name, value in weights.items() if not (math.isfinite(value) and value >= 0)}
+    factor = job.moe_capacity_factor
+    if factor is not None and not (math.isfinite(factor) and factor > 0):
+        wrong["moe_capacity_factor"] = factor
+    if not wrong:
+        return None
+    return Problem(
+        what=f"{' and '.join(wrong)} cannot be used",
+        got=wrong,
+        why="weights of losses are numbers from 0 up, a capacity is larger than 0",
+        fix="use --moe_aux_loss_coef 0.01 --moe_z_loss_coef 0.001 --moe_capacity_factor 1.25, or leave them out",
+    )
+
+
+def experts_are_trained(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """New experts are all alike."""
+    if job.moe_experts is None or args.do_train:
+        return None
+    return Problem(
+        what="moe_experts has nothing to train",
+        got=f"moe_experts={job.moe_experts} without do_train",
+        why="new experts are copies of one part, and change nothing before they are trained",
+        fix="add --do_train; a folder with experts is evaluated without --moe_experts",
+    )
+
+
+def experts_keep_their_blocks(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """New weights for the last blocks would not reach their experts."""
+    if job.moe_experts is None or not args.reinit_layers or recipes.sets(args, "reinit_layers"):
+        return None
+    return Problem(
+        what="reinit_layers does not go with moe_experts",
+        got=f"reinit_layers={args.reinit_layers}, moe_experts={job.moe_experts}",
+        why="experts begin as copies of pretrained weights, and reinit_layers drops these",
+        fix="leave --reinit_layers or --moe_experts out",
+    )
+
+
+def experts_are_not_compiled(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """The number of tokens of an expert is known only when it runs."""
+    if job.moe_experts is None or not args.torch_compile:
+        return None
+    return Problem(
+        what="torch_compile does not go with moe_experts",
+        got=f"torch_compile={args.torch_compile}, moe_experts={job.moe_experts}",
+        why="a graph would be compiled again for each number of tokens that an expert gets",
+        fix="leave --torch_compile out: the products of experts are native without it",
+    )
+
+
+def experts_see_all_tokens(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """Reported before anything is tokenised; a folder that has experts is found when it is loaded."""
+    if job.moe_experts is None or not args.cache_frozen_trunk:
+        return None
+    return Problem(
+        what="cache_frozen_trunk does not go with moe_experts",
+        got=f"cache_frozen_trunk=True, moe_experts={job.moe_experts}",
+        why="the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
+        fix="leave --cache_frozen_trunk or --moe_experts out",
+    )
+
+
+EXPERT_RULES: tuple[Rule, ...] = (
+    at_least("moe_experts", 2, "a token is routed to its best experts of several"),
+    at_least("moe_every", 1, "blocks are counted from 1"),
+    top_k_is_1_or_2,
+    factors_are_numbers,
+    only_with(
+        "experts_are_asked_for",
+        "moe_experts",
+        ("moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef"),
+        why="they say how experts are used, and none are asked for",
+        fix="add --moe_experts 8, or leave them out",
+    ),
+)
+EXPERT_RUN_RULES: tuple[Rule, ...] = (
+    experts_are_trained,
+    experts_keep_their_blocks,
+    experts_are_not_compiled,
+    experts_see_all_tokens,
+)
+
+
+def one_number_of_bits(job: JobFields) -> Problem | None:
+    """A weight has one form."""
+    if not (job.load_in_8bit and job.load_in_4bit):
+        return None
+    return Problem(
+        what="load_in_8bit and load_in_4bit are both asked for",
+        got="load_in_8bit=True, load_in_4bit=True",
+        why="a frozen weight is kept in one form",
+        fix="keep --load_in_8bit, which is more exact, or --load_in_4bit, which takes less memory",
+    )
+
+
+def rounded_weights_stay_as_they_are(job: JobFields) -> Problem | None:
+    """DoRA reads the lengths of exact columns, and experts are weights of their own kind."""
+    odd = {"use_dora": job.use_dora or None, "moe_experts": job.moe_experts}
+    given = {name: value for name, value in odd.items() if value is not None}
+    if (asked := _asked(job)) is None or not given:
+        return None
+    return Problem(
+        what=f"{asked} does not go with {' and '.join(given)}",
+        got=given,
+        why="DoRA measures the columns of the exact weights in each step, and new experts are trained completely",
+        fix=f"leave --{asked} out, or {' and '.join(f'--{name}' for name in given)}",
+    )
+
+
+def rounded_weights_have_plain_products(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """Rounded weights are read by whet's own products, and every rank holds them completely."""
+    odd = {
+        "zero_stage": args.zero_stage or None,
+        "fsdp": args.fsdp,
+        "deepspeed": args.deepspeed,
+        "torch_compile": args.torch_compile or None,
+        "precision": args.precision if args.precision == "int8" else None,
+        "activation_offload": args.activation_offload or None,
+    }
+    given = {name: value for name, value in odd.items() if value}
+    if (asked := _asked(job)) is None or not given:
+        return None
+    return Problem(
+        what=f"{asked} does not go with {' and '.join(given)}",
+        got=given,
+        why="the frozen weights are read by whet's own products, in fp32 or bf16, and each rank holds all of them",
+        fix=f"leave {' and '.join(f'--{name}' for name in given)} out, or --{asked}",
+    )
+
+
+def _asked(job: JobFields) -> str | None:
+    """Return the setting that asks for rounded weights."""
+    return next((name for name in ("load_in_8bit", "load_in_4bit") if getattr(job, name)), None)
+
+
+LORA_RULES: tuple[Rule, ...] = (
+    one_number_of_bits,
+    only_with(
+        "rounded_weights_are_frozen",
+        "lora_r",
+        ("load_in_8bit", "load_in_4bit"),
+        why="weights of 8 or 4 bits cannot be trained: a step is smaller than the distance between two codes",
+        fix="add --lora_r 16, which trains pairs next to the frozen weights, or leave it out",
+    ),
+    rounded_weights_stay_as_they_are,
+)
+LORA_RUN_RULES: tuple[Rule, ...] = (rounded_weights_have_plain_products,)
+
+
+def alpha_is_a_share(job: JobFields) -> Problem | None:
+    """With none of it the teacher would compute in vain."""
+    if 0 < job.distillation_alpha <= 1:
+        return None
+    return Problem(
+        what="distillation_alpha is not a share of the loss",
+        got=job.distillation_alpha,
+        why="it is the teacher's share, from above 0 to 1; the labels have the rest",
+        fix="use a --distillation_alpha such as 0.5",
+    )
+
+
+def teacher_teaches(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """A teacher takes part in the loss of a training."""
+    odd = [] if args.do_train else ["no do_train"]
+    odd += [f"moe_experts={job.moe_experts}"] if job.moe_experts is not None else []
+    odd += [f"label_smoothing_factor={args.label_smoothing_factor}"] if args.label_smoothing_factor else []
+    if job.teacher_model is None or not odd:
+        return None
+    return Problem(
+        what="teacher_model does not go with these settings",
+        got=", ".join(odd),
+        why="it takes part in the loss of a training, next to the loss of the labels as they are",
+        fix="use --do_train, without --label_smoothing_factor and --moe_experts",
+    )
+
+
+TEACHER_RULES: tuple[Rule, ...] = (
+    above("distillation_temperature", 0, "the logits are divided by it"),
+    alpha_is_a_share,
+    only_with(
+        "teacher_is_there",
+        "teacher_model",
+        ("distillation_temperature", "distillation_alpha"),
+        why="they say how a teacher takes part in the loss",
+        fix="add --teacher_model FOLDER, or leave them out",
+    ),
+)
+TEACHER_RUN_RULES: tuple[Rule, ...] = (teacher_teaches,)
 
 
 def names_a_model(job: JobFields) -> Problem | None:

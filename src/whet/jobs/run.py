@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,9 @@ from whet.config.settings import refuse
 from whet.errors import WhetError
 from whet.hardware import memory
 from whet.jobs.places import may_hold_files, require_places
-from whet.jobs.summary import show
-from whet.jobs.task import Task
+from whet.jobs.task import Shown, Task
 from whet.train.control import lock, stop
-from whet.train.output import printing, run_log
+from whet.train.output import printing, run_log, table
 
 USED_BY = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
 """Split -> the setting that asks for it."""
@@ -50,6 +49,12 @@ def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
         raise lack from error
 
 
+def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: float, lines: Sequence[str] = ()) -> None:
+    """Print what the run reached, how fast, and where its files are: the table at its end, and these lines."""
+    with run_log.written_to(folder):
+        printing.show([*table.lines(shown, metrics, folder, total_s), *lines])
+
+
 def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     """Run the command in its output folder, and show its metrics; return the exit code."""
     args = _continued(args)
@@ -66,7 +71,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     with kept, taken as folder, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
         if job.seeds > 1:
-            from whet.jobs.seeds.run import run_seeds
+            from whet.jobs.seeds import run_seeds
 
             metrics, lines = run_seeds(task, job, args, examples)
         else:

@@ -1,26 +1,47 @@
-"""What the run of a task consists of."""
+"""What a task is: what its run consists of, and how a model that it has trained predicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, Problem
-from whet.jobs.summary import Shown
+from whet.models.loading.heads import Head
+
+if TYPE_CHECKING:
+    from whet.jobs.predict.arguments import PredictFields
+
+Shown = Mapping[str, tuple[str, str]]
+"""Name of a metric -> the words for it, and the format of its value."""
+OF_TRAINING: Shown = {
+    "train_runtime": ("training", "{:,.1f} s"),
+    "train_samples_per_second": ("rows a second", "{:,.2f}"),
+    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
+    "train_padding_avoided": ("padding avoided", "{:.0%}"),
+    "train_loss": ("mean training loss", "{:.4f}"),
+    "eval_runtime": ("evaluation", "{:,.1f} s"),
+}
+"""What the table of every task begins with."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the run of a task consists of; `job` is the settings of the task."""
+    """What a task is; `job` is its settings. The functions import what they need when they are called."""
 
-    check: Callable[[Any, TrainingArguments], Sequence[Problem]]
+    name: str
+    """That of its command, and of the task in the file next to a trained model (`jobs.predict.trained`)."""
+    head: Head
+    """The head that its models are loaded with."""
+    check: Callable[[Any, TrainingArguments], list[Problem]]
     """Returns the problems between the settings of the task and those of the training."""
     read: Callable[[Any, str], Any]
-    """Returns the examples of a split: called with `job` and its name."""
+    """Returns the examples of a split: called with `job` and its name. Does not import torch."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
-    """Returns the Job over these examples, by split. The first call imports torch."""
+    """Returns the Job over these examples, by split."""
+    predict: Callable[[PredictFields], int] | None = None
+    """Writes the predictions that `whet predict` asks for; returns the exit code. None: it has nothing to predict."""
     shown: Shown
     """The metrics of the table at the end."""
     judged_by: Sequence[str]

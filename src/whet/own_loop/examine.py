@@ -27,6 +27,7 @@ _ENCODER = Head(
     gives="each token has a hidden state",
     learns="compute hidden states",
     command="whet.Trainer",
+    peft="FEATURE_EXTRACTION",
 )
 
 

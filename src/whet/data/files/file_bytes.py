@@ -44,9 +44,21 @@ def read_bytes(path: Path) -> bytes:
     require_file(path)
     try:
         _refuse_too_large(path.stat().st_size, memory.available_bytes())
-        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise _unreadable(path, error) from error
+    if data.startswith(_POINTER):
+        raise Rejected(
+            "this is a pointer of Git LFS, not the file itself",
+            got=data[:120].decode(errors="replace"),
+            why="the repository was cloned without its large files; the pointer only says which content belongs here",
+            fix="download the content: git lfs pull, in the folder of the clone",
+        )
+    return data
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The beginning of the text that Git LFS leaves in place of a large file which has not been downloaded."""
 
 
 def require_file(path: Path) -> None:

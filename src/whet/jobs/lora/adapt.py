@@ -5,13 +5,9 @@ The adapter is peft's own, so that its folder loads anywhere.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -23,10 +19,10 @@ from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
+from whet.models.loading.adapter import digest_of, quiet_peft
 from whet.models.loading.heads import Head
 from whet.models.loading.load import add_rows
 from whet.models.loading.missing_check import is_part, new_weights
-from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.store import weights
@@ -35,13 +31,6 @@ from whet.train.output import printing
 ALL_LINEAR = "all-linear"
 _MOST_PLACES = 6
 _MOST_TOKENS = 5
-TASK_TYPES = {
-    "AutoModelForQuestionAnswering": "QUESTION_ANS",
-    "AutoModelForSequenceClassification": "SEQ_CLS",
-    "AutoModelForTokenClassification": "TOKEN_CLS",
-    "AutoModelForCausalLM": "CAUSAL_LM",
-}
-"""The class of transformers that loads a model -> what peft calls its task."""
 
 
 def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
@@ -93,19 +82,6 @@ def _rows_to_train(model: Any, new: list[int]) -> dict[str, list[int]] | None:
     return {names[id(table)]: new for table in tables if table is not None} if new else None
 
 
-def digest_of(model: nn.Module) -> str:
-    """Return a digest of the weights that came from the model's files, in float32.
-
-    It does not depend on their names, their order or their number of files, which versions of transformers change.
-    """
-    new = set(new_weights(model))
-    total = sum(
-        xxhash.xxh3_128_intdigest(one.detach().contiguous().cpu().numpy().data, seed=one.ndim)
-        for name, one in model.named_parameters() if name not in new
-    )  # fmt: skip
-    return f"{total % (1 << 128):032x}"
-
-
 def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, new: list[int]) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
@@ -120,7 +96,7 @@ def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, ne
     if above and targets == ALL_LINEAR:
         targets = _linear_names(model)  # peft takes numbers of layers with names alone
     config = peft.LoraConfig(
-        task_type=TASK_TYPES[head.auto],
+        task_type=head.peft,
         revision=None if job.model_revision == "main" else job.model_revision,
         r=job.lora_r,
         lora_alpha=job.lora_alpha,
@@ -171,15 +147,6 @@ def _millions(*counts: int) -> list[str]:
     while min(counts) and places < _MOST_PLACES and round(min(counts) / 1e6, places) == 0:
         places += 1
     return [f"{n / 1e6:.{places}f}" for n in counts]
-
-
-@contextmanager
-def quiet_peft() -> Iterator[None]:
-    """Run the block without what transformers says to peft, and peft of tied tables, which `whet merge` decides."""
-    with quiet(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied after merging")
-        yield
 
 
 def _above(model: Any, n_frozen: int) -> dict[str, Any]:

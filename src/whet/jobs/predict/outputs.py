@@ -1,4 +1,4 @@
-"""What `whet predict` does for every task: find the model's head, run its rows, write the predictions."""
+"""What `whet predict` does for every task: run its rows, write the predictions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import ConfigError, StorageError, escape_controls
-from whet.jobs.predict import models
-from whet.jobs.predict.fields import PredictFields
+from whet.errors import StorageError, escape_controls
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.predict.trained import read_reading
-from whet.models.loading.heads import HEADS, Head
 from whet.store.write import disk_fix
 from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
 
 _MOST_LINKS = 40
 """Links that Linux follows one after the other."""
-
-
-def head_of(asked: PredictFields) -> Head:
-    """Return the head that the model's configuration or its adapter names; raises ConfigError for any other head."""
-    head, named = models.head_of(asked.model)
-    if head is not None and head in HEADS.values():
-        return head
-    raise ConfigError(
-        what="the model has no head that whet predicts with",
-        got=f"{asked.model}: {named}",
-        why="the architecture says the task: question answering, sequence classification or token classification",
-        fix="name a model that whet qa, whet classify or whet tag trained",
-    )
 
 
 def reading_of(asked: PredictFields, task: str) -> dict[str, Any]:

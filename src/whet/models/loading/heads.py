@@ -21,6 +21,8 @@ class Head:
     """What a model without it has not learnt to do."""
     command: str
     """What trains it."""
+    peft: str
+    """What peft calls the task of an adapter for it."""
     causal: bool = False
     """Whether decoders have it, and not encoders."""
 
@@ -32,6 +34,7 @@ QUESTION_ANSWERING = Head(
     gives="an answer is found by a start and an end score for each token",
     learns="answer questions",
     command="whet qa",
+    peft="QUESTION_ANS",
 )
 SEQUENCE_CLASSIFICATION = Head(
     auto="AutoModelForSequenceClassification",
@@ -40,6 +43,7 @@ SEQUENCE_CLASSIFICATION = Head(
     gives="a label is found by a score for each label",
     learns="classify texts",
     command="whet classify",
+    peft="SEQ_CLS",
 )
 TOKEN_CLASSIFICATION = Head(
     auto="AutoModelForTokenClassification",
@@ -48,6 +52,7 @@ TOKEN_CLASSIFICATION = Head(
     gives="the tag of a word is found by a score for each tag",
     learns="tag words",
     command="whet tag",
+    peft="TOKEN_CLS",
 )
 CAUSAL_LM = Head(
     auto="AutoModelForCausalLM",
@@ -56,6 +61,7 @@ CAUSAL_LM = Head(
     gives="a text is continued by a score for each token of the vocabulary",
     learns="continue texts",
     command="whet lm",
+    peft="CAUSAL_LM",
     causal=True,
 )
 HEADS = {

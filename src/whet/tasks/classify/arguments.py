@@ -1,14 +1,166 @@
-"""The options of text classification, in the names and with the defaults of transformers' run_classification.py."""
+"""The options of text classification, under the names of transformers' run_classification.py, and their rules."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from whet.config.arguments import TrainingArguments
 from whet.config.names.aliases import Alias
 from whet.config.options import printable
-from whet.config.settings import checked
-from whet.jobs.fields import OFF, REFUSED
-from whet.tasks.classify.fields import ClassifyFields
-from whet.tasks.classify.rules import CLASSIFY_RULES
+from whet.config.rules.ranges import Rule, at_least
+from whet.config.settings import broken, checked
+from whet.errors import Problem
+from whet.jobs.fields import OFF, REFUSED, JobFields, Pooling
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifyFields(JobFields):
+    """What a run of text classification is asked for, unchecked."""
+
+    text_column_names: str | None = None
+    """Columns that hold the text, separated by commas; several are joined. null: text, sentence or another usual name,
+    or the only column besides the label. The log names the choice."""
+    text_pair_column_names: str | None = None
+    """Columns that hold the second text of a pair, such as the answer to a question. null: sentence2, hypothesis or
+    another usual name, if the first text has its counterpart; else one text a row."""
+    text_column_delimiter: str = " "
+    """What stands between the columns of a text that are joined."""
+    label_column_name: str | None = None
+    """Column that holds the label. null: label, labels, category or another usual name."""
+    csv_delimiter: str | None = None
+    """Character between the columns of CSV files. null: the one that cuts the header into most columns."""
+    shuffle_train_dataset: bool = False
+    """Shuffle the training examples before max_train_samples cuts them. Training takes them in random order anyway."""
+    shuffle_seed: int = 42
+    """Random seed of that shuffling."""
+
+    do_regression: bool | None = None
+    """true: labels are numbers to predict. false: labels are classes. null: regression if the labels are numbers with a
+    decimal point."""
+    problem_type: ProblemType | None = None
+    """What labels are. null: lists are several labels a row, numbers with a decimal point are regression, anything else
+    is one label a row. The log names the choice."""
+    metric_name: str | None = None
+    """Metric that load_best_model_at_end and early stopping judge by, such as accuracy or f1_macro. null: the loss. All
+    metrics are computed anyway."""
+    ignore_mismatched_sizes: bool = False
+    """Replace the head of a model that was trained with another number of labels by a new one."""
+    threshold: float = 0.5
+    """With several labels a row: the probability from which a label is predicted."""
+
+    max_seq_length: int = 128
+    """Longest row in tokens, a pair's two texts together. Longer texts are cut there, unless doc_stride is given."""
+    doc_stride: int | None = None
+    """Cut long texts into windows of max_seq_length that share this many tokens, and predict from all of them
+    (window_pooling). null: cut the text after max_seq_length; the log counts such texts."""
+    window_pooling: Pooling = "mean"
+    """With doc_stride: mean predicts from the mean of the windows' logits, max from the largest of each label, so that
+    one window suffices for it."""
+    pad_to_max_length: bool = True
+    """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
+    whet itself pads nothing if the model allows it."""
+
+
+METRICS = {
+    "single_label_classification": ("accuracy", "f1_macro", "matthews_correlation"),
+    "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
+    "regression": ("pearson", "spearmanr", "mse"),
+}
+"""Metrics of an evaluation, by what labels are."""
+LOWER_IS_BETTER = ("mse", "loss")
+_ALL = tuple(dict.fromkeys(name for names in METRICS.values() for name in names))
+
+
+def metric_is_known(job: ClassifyFields) -> Problem | None:
+    """Reported before the training, not at its first evaluation."""
+    known = _known(job)
+    if job.metric_name is None or job.metric_name in (*known, "loss"):
+        return None
+    return Problem(
+        what="metric_name names no metric",
+        got=job.metric_name,
+        why=f"an evaluation computes {', '.join(known)}",
+        fix=f"use one of these in --metric_name, such as {known[0]}",
+    )
+
+
+def _known(job: ClassifyFields) -> tuple[str, ...]:
+    """Return the metrics of this run's evaluations, or those of all if only the data says what labels are."""
+    kind = job.problem_type or ("regression" if job.do_regression else None)
+    return METRICS[kind] if kind else _ALL
+
+
+def labels_are_one_thing(job: ClassifyFields) -> Problem | None:
+    """do_regression and problem_type answer the same question."""
+    if job.problem_type is None or job.do_regression is None:
+        return None
+    if job.do_regression == (job.problem_type == "regression"):
+        return None
+    return Problem(
+        what="do_regression and problem_type contradict each other",
+        got=f"do_regression={job.do_regression}, problem_type={job.problem_type}",
+        why="both say what the labels are",
+        fix="keep one of --do_regression and --problem_type",
+    )
+
+
+def delimiter_is_a_character(job: ClassifyFields) -> Problem | None:
+    """The csv module takes one character."""
+    if job.csv_delimiter is None or len(job.csv_delimiter) == 1:
+        return None
+    return Problem(
+        what="csv_delimiter is not one character",
+        got=job.csv_delimiter,
+        why="one character stands between two columns",
+        fix="use one character, such as --csv_delimiter ';' (a tab: --csv_delimiter $'\\t')",
+    )
+
+
+def threshold_is_a_probability(job: ClassifyFields) -> Problem | None:
+    """A probability is compared with it."""
+    if 0 < job.threshold < 1:
+        return None
+    return Problem(
+        what="threshold is not a probability",
+        got=job.threshold,
+        why="a label is predicted if its probability reaches the threshold",
+        fix="use a --threshold between 0 and 1, such as 0.5",
+    )
+
+
+def best_metric_is_known(job: ClassifyFields, args: TrainingArguments) -> Problem | None:
+    """Reported before the training, not at its first evaluation; one from metric_name is checked there."""
+    wanted, known = args.metric_for_best_model, _known(job)
+    if wanted is None or wanted == job.metric_name or wanted.removeprefix("eval_") in (*known, "loss"):
+        return None
+    return Problem(
+        what="metric_for_best_model names no metric",
+        got=wanted,
+        why=f"an evaluation computes {', '.join(known)} and loss",
+        fix=f"use one of these in --metric_for_best_model, such as {known[0]}",
+    )
+
+
+def check_run(job: ClassifyFields, args: TrainingArguments) -> list[Problem]:
+    """Return what is wrong between the options of the task and those of the training."""
+    return broken(RUN_RULES, job, args)
+
+
+CLASSIFY_RULES: tuple[Rule, ...] = (
+    *JOB_RULES,
+    metric_is_known,
+    labels_are_one_thing,
+    delimiter_is_a_character,
+    threshold_is_a_probability,
+    at_least("max_seq_length", 1, "a row holds tokens"),
+    at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
+    windows_move_on,
+    at_least("shuffle_seed", 0, "numpy's generators take no negative seed"),
+)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, spans_are_of_answers)
+
 
 _HEADINGS = {
     "model_name_or_path": "Model",

@@ -1,16 +1,23 @@
-"""Examples of text classification: which columns of a table hold the texts and the label, and their values."""
+"""Examples of text classification: which columns of a file or a data set hold the texts and the label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from whet.data.files.bad_rows import BadRows
+import numpy as np
+
+from whet.console import plural
+from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
-from whet.data.files.table import TableRows
+from whet.data.files.table import TableRows, columns_line, read_table
+from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.jobs.left_out import LeftOut
+from whet.tasks.classify.arguments import ClassifyFields
+from whet.train.output import printing
 
 _EXAMPLE = '{"text": "...", "label": "..."}'
 """What a row looks like, for messages."""
@@ -251,3 +258,54 @@ def _no_label(found: Sequence[str]) -> Rejected:
         why=f"none of them has a usual name ({', '.join(LABELS)})",
         fix="name it: --label_column_name NAME",
     )
+
+
+def read_split(job: ClassifyFields, name: str) -> Examples:
+    """Return the examples of the split `train`, `validation` or `test`; a test split needs no labels."""
+    limit = limit_of(job, name)
+    shuffled = name == "train" and job.shuffle_train_dataset
+    examples = _read(job, name, None if shuffled else limit)
+    if shuffled:
+        order = np.random.default_rng(job.shuffle_seed).permutation(len(examples))
+        examples = examples.take(order[:limit].tolist())
+    examples.left_out.log(name, "example")
+    columns = examples.columns
+    read = {
+        "text": columns.text,
+        **({"second text": columns.pair} if columns.pair else {}),
+        "label": columns.label or (),
+    }
+    printing.show_wrapped(f"{name}: {plural(len(examples), 'example')}; {columns_line(read, examples.not_read)}")
+    return examples
+
+
+def read_file(
+    path: Path, named: Named, *, delimiter: str | None, need_label: bool, limit: int | None, skip_bad: bool
+) -> Examples:
+    """Return the examples of a file in any format; raises DataError with everything that is wrong in it."""
+    try:
+        with no_cycle_search():
+            return _examples(read_table(path, delimiter), named, BadRows(str(path), skip_bad=skip_bad),
+                             need_label=need_label, limit=limit)  # fmt: skip
+    except Rejected as problem:
+        raise problem.error(str(path)) from None
+
+
+def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
+    named = Named(job.text_column_names, job.text_pair_column_names, job.label_column_name, job.text_column_delimiter)
+    need_label = name != "test"
+    if (file := file_of(job, name)) is not None:
+        return read_file(file, named, delimiter=job.csv_delimiter, need_label=need_label, limit=limit,
+                         skip_bad=job.skip_bad)  # fmt: skip
+
+    def take(rows: TableRows, bad: BadRows) -> Examples:
+        return _examples(rows, named, bad, need_label=need_label, limit=limit)
+
+    return hub_examples(job, name, limit, take)
+
+
+def _examples(rows: TableRows, named: Named, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:
+    columns = choose_columns(rows.columns, named, need_label=need_label)
+    found = collect(rows, columns, bad, need_label=need_label, limit=limit)
+    order = rows.class_names.get(columns.label or "", ())
+    return replace(found, label_order=order, not_read=rows.not_read(columns.all))

@@ -1,4 +1,4 @@
-"""A run of text classification over examples that have been read: labels, rows, model, training, files."""
+"""A run of text classification over examples that have been read, and `whet predict` for its models."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
+from whet.jobs.judging import pooled
 from whet.jobs.lora.adapt import prepared
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
 from whet.log import logger
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.store import restore
 from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.examples import Examples
-from whet.tasks.classify.judge import ClassifyJudge
-from whet.tasks.classify.labels import Scheme, kind_of, require_several, scheme_of, scheme_of_config
-from whet.tasks.classify.prediction import Decision
+from whet.tasks.classify.examples import Examples, Named, read_file
+from whet.tasks.classify.judge import ClassifyJudge, Decision, logits_of
+from whet.tasks.classify.labels import Scheme, kind_of, require_clear, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.rows import Split, tokenised
-from whet.tasks.classify.unclear_labels import require_clear
 from whet.train.output import printing
 
 _FEW_TEXTS = 10
@@ -119,3 +121,34 @@ def _reading(job: ClassifyArguments, split: Split) -> dict[str, Any]:
         "window_pooling": job.window_pooling,
         "threshold": job.threshold,
     }
+
+
+_USUAL_LENGTH = 128
+
+
+def predict(asked: PredictFields) -> int:
+    """Write the labels and scores of every text in the file; return the exit code."""
+    known = outputs.reading_of(asked, "classify")
+    named = Named(
+        text=asked.text_column_names or known.get("text_column_names"),
+        pair=asked.text_pair_column_names or known.get("text_pair_column_names"),
+        delimiter=known.get("text_column_delimiter", " "),
+    )
+    examples = read_file(
+        Path(asked.file), named, delimiter=asked.csv_delimiter, need_label=False, limit=asked.max_predict_samples,
+        skip_bad=asked.skip_bad,
+    )  # fmt: skip
+    examples.left_out.log(asked.file, "example")
+    model, tokenizer = load_trained(asked.model, SEQUENCE_CLASSIFICATION, asked.base_model_name_or_path)
+    length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
+    maker = RowMaker(tokenizer, RowOptions(max_seq_length=length, doc_stride=stride), Cache(rows="rows"))
+    rows = maker.rows(examples.texts, examples.pairs)
+    trainer = outputs.trainer_of(asked, model, tokenizer)
+    pooling = asked.window_pooling or known.get("window_pooling", "mean")
+    decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5), pooling)
+    logits = pooled(logits_of(trainer.predict(rows.rows).predictions), rows.text_of, pooling)
+    entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
+    outputs.write(asked, trainer, ({"row": place, **entry} for place, entry in entries))
+    return 0

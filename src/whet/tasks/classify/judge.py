@@ -1,29 +1,167 @@
-"""Metrics and files of one split: predictions, and for one label a text the confusion matrix."""
+"""From logits to labels, and how these are judged: metrics, files of predictions, and the confusion matrix."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from whet.data.store import RowStore
+from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
-from whet.jobs.judging import judge_predictions
-from whet.jobs.pooling import pooled
+from whet.jobs.fields import Pooling
+from whet.jobs.judging import PredictionJudge, pooled
 from whet.log import logger
-from whet.optional import extra
-from whet.tasks.classify import confusion
-from whet.tasks.classify.prediction import Decision, json_lines, logits_of
+from whet.optional import extra, require
+from whet.tasks.classify.labels import Scheme
 from whet.tasks.classify.rows import Split
 from whet.train.output import files as output_files
-from whet.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How logits become labels."""
+
+    scheme: Scheme
+    threshold: float = 0.5
+    """With several labels a row: the probability from which a label is predicted."""
+    pooling: Pooling = "mean"
+    """How the logits of a text's windows become one."""
+
+    def found(self, logits: np.ndarray) -> np.ndarray:
+        """Return the predicted classes (texts,), the predicted labels (texts, labels) bool, or numbers (texts,)."""
+        if self.scheme.kind == "regression":
+            return logits[:, 0]
+        if self.scheme.kind == "single_label_classification":
+            return logits.argmax(axis=1)
+        return self.probabilities(logits) >= self.threshold
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Return the probability of each label, (texts, labels) float64."""
+        wide = logits.astype(np.float64)
+        if self.scheme.kind == "multi_label_classification":
+            return 1 / (1 + np.exp(-np.clip(wide, -700, 700)))
+        powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    def entries(self, logits: np.ndarray, top_k: int) -> Iterator[dict[str, Any]]:
+        """Yield for each text what a line of the predictions says: the label or value, and the best scores."""
+        if self.scheme.kind == "regression":
+            yield from ({"value": float(value)} for value in logits[:, 0])
+            return
+        found, scores, names = self.found(logits), self.probabilities(logits), self.scheme.names
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        for row, order in enumerate(best):
+            top = {names[n]: round(float(scores[row, n]), 6) for n in order}
+            if self.scheme.kind == "single_label_classification":
+                chosen = int(found[row])
+                yield {"label": names[chosen], "score": round(float(scores[row, chosen]), 6), "scores": top}
+            else:
+                yield {"labels": [names[n] for n in np.flatnonzero(found[row])], "scores": top}
+
+
+def logits_of(predictions: Any) -> np.ndarray:
+    """Return the logits (rows, labels); some models give more arrays after them."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions
+
+
+def json_lines(places: Sequence[str], entries: Iterator[dict[str, Any]]) -> str:
+    """Return one JSON object a text: its place in the file, and what was predicted."""
+    rows = ({"row": place, **entry} for place, entry in zip(places, entries, strict=True))
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+WIDTH = 80
+_MOST_COLUMNS = 8
+"""Classes of a matrix that fits the width; with more, the most confused pairs are listed."""
+_MOST_PAIRS = 10
+_NAME, _CELL = 20, 6
+_LARGEST_NAMED = 40
+"""Classes whose names a picture has room for."""
+
+
+def confusion_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return the lines of the matrix, or for many classes the pairs that are confused most."""
+    if len(names) <= _MOST_COLUMNS:
+        return _matrix_table(counts, names)
+    return _pairs_table(counts, names)
+
+
+def confusion_csv(counts: np.ndarray, names: Sequence[str]) -> str:
+    """Return the matrix as CSV: a row for each expected label, a column for each predicted one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["expected", *names])
+    writer.writerows([name, *row.tolist()] for name, row in zip(names, counts, strict=True))
+    return out.getvalue()
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> bool:
+    """Write the matrix as a picture, rows in shares; return False if matplotlib is not installed."""
+    try:
+        figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
+    except ConfigError:
+        return False
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = min(max(4.0, 0.3 * len(names) + 2), 20.0)
+    figure = figures.Figure(figsize=(size, size), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axes.set(xlabel="predicted", ylabel="expected", title="share of the expected label's examples")
+    if len(names) <= _LARGEST_NAMED:
+        shown = [_fit(name, 30).strip().replace("$", r"\$") for name in names]
+        axes.set_xticks(range(len(names)), shown, rotation=90)
+        axes.set_yticks(range(len(names)), shown)
+    figure.colorbar(image, shrink=0.7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font does not have becomes a box
+        figure.savefig(path, dpi=100)
+    return True
+
+
+def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return the matrix; columns have numbers, as names do not fit above them."""
+    head = " " * (_NAME + 6) + "".join(f"{n:>{_CELL}}" for n in range(1, len(names) + 1))
+    rows = [
+        f"  {n:>2}  {_fit(name, _NAME)}{''.join(f'{count:>{_CELL}}' for count in row)}"
+        for n, (name, row) in enumerate(zip(names, counts.tolist(), strict=True), start=1)
+    ]
+    return ["confusion matrix (rows: expected label, columns: predicted label)", head, *rows]
+
+
+def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
+    pairs = [(int(n) // len(names), int(n) % len(names)) for n in order]
+    lines = [
+        f"  {_fit(names[a], 30)}  {_fit(names[b], 30)}{wrong[a, b]:>5} of {counts[a].sum():<5}".rstrip()
+        for a, b in pairs
+        if wrong[a, b]
+    ]
+    if not lines:
+        return ["no label is confused with another"]
+    return ["most confused labels", f"  {'expected':<30}  {'predicted':<30}", *lines]
+
+
+def _fit(name: str, width: int) -> str:
+    """Return the name on one line, cut or filled up to this width."""
+    shown = escape_controls(name)
+    return (shown if len(shown) <= width else shown[: width - 1] + "…").ljust(width)
+
 
 _TOP = 3
 
 
 @dataclass
-class ClassifyJudge:
+class ClassifyJudge(PredictionJudge):
     """Judges a model on one split; windows of a text count once."""
 
     split: Split
@@ -34,13 +172,10 @@ class ClassifyJudge:
     tables: list[str] = field(default_factory=list)
     """Lines about the last files written, for the end of the run."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
-        trainer.compute_metrics = self.metrics
-
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model, and write its predictions."""
-        return judge_predictions(trainer, self, self.split.dataset, prefix)
+    @property
+    def dataset(self) -> RowStore:
+        """The rows of the split, with their labels."""
+        return self.split.dataset
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Return the metrics of transformers' EvalPrediction."""
@@ -59,10 +194,10 @@ class ClassifyJudge:
         """Write the predictions as JSON lines; a test split also as run_classification.py does."""
         logits = self._pooled(predictions)
         entries = list(self.decision.entries(logits, _TOP))
-        self._store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
+        self.store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
         if prefix == "predict":
             lines = (f"{n}\t{_shown(entry)}\n" for n, entry in enumerate(entries))
-            self._store("predict_results.txt", "index\tprediction\n" + "".join(lines))
+            self.store("predict_results.txt", "index\tprediction\n" + "".join(lines))
         if self.split.labels is not None and self.decision.scheme.kind == "single_label_classification":
             self._confusion(self.decision.found(logits), prefix)
 
@@ -73,16 +208,12 @@ class ClassifyJudge:
         assert self.split.labels is not None
         names = self.decision.scheme.names
         counts = metrics.confusion(self.split.labels, found, len(names))
-        self.tables += confusion.table(counts, names)
-        self._store(f"{prefix}_confusion.csv", confusion.as_csv(counts, names))
+        self.tables += confusion_table(counts, names)
+        self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
         picture = f"{prefix}_confusion.png"
         with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
-            if not confusion.draw(counts, names, self.folder / picture):
+            if not draw_confusion(counts, names, self.folder / picture):
                 logger.info("no picture of the confusion matrix: pip install %s", extra("report"))
-
-    def _store(self, name: str, text: str) -> None:
-        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
-            output_files.write_text(self.folder / name, text)
 
 
 def _shown(entry: dict[str, Any]) -> str:

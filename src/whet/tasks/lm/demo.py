@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.jobs.demo_folder import continuing
-from whet.jobs.summary import show
-from whet.tasks.lm.arguments import LmArguments
-from whet.tasks.lm.demo_arguments import DemoLmArguments
-from whet.tasks.lm.run import SHOWN
+from whet.jobs.demo_folder import DATA, continuing
+from whet.jobs.run import show
+from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, LmArguments
 from whet.tasks.lm.splits import read_split
 from whet.train.control import lock, stop
 from whet.train.output import files as output_files
 from whet.train.output import run_log
 
-DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
-"""Questions about texts; this demo learns the texts."""
 MARKER = "whet_demo_lm.json"
 """The file that marks the folder of this demo."""
 _FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_steps", "logging_steps")
@@ -85,7 +80,7 @@ def settings(demo: DemoLmArguments, folder: Path) -> tuple[LmArguments, Training
 
 
 def texts(split: str) -> list[str]:
-    """Return the texts of a split of the demo data, each once."""
+    """Return the texts that the questions of the demo data are about, each once."""
     data = json.loads((DATA / f"{split}.json").read_text("utf-8"))["data"]
     return list(dict.fromkeys(part["context"] for article in data for part in article["paragraphs"]))
 
@@ -117,8 +112,8 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
 
     from transformers import set_seed
 
+    from whet.tasks.lm.arguments import GenerateArguments
     from whet.tasks.lm.generate import Writer
-    from whet.tasks.lm.generate_arguments import GenerateArguments
     from whet.tasks.lm.job import prepare
     from whet.tasks.lm.judge import perplexity
 

@@ -1,4 +1,4 @@
-"""Examples of language modelling: texts, prompts with completions, or conversations, as the data has them.
+"""Examples of language modelling: texts, prompts with completions, conversations, or preferences, as the data has them.
 
 `columns.py` says which columns are read as what; here each row becomes an example, or is refused.
 """
@@ -17,7 +17,6 @@ from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows, columns_line
 from whet.jobs.left_out import LeftOut
-from whet.tasks.lm import preferences
 from whet.tasks.lm.columns import (
     CHOSEN,
     COMPLETION,
@@ -33,6 +32,7 @@ from whet.tasks.lm.messages import (
     ASSISTANT,
     NO_INPUTS,
     TOOLS,
+    USER,
     Message,
     TemplateInputs,
     are_messages,
@@ -43,6 +43,85 @@ from whet.tasks.lm.messages import (
     with_system,
     without_nulls,
 )
+
+_EXAMPLE_OF_A_PAIR = '{"prompt": "...", "chosen": "...", "rejected": "..."}'
+
+
+def preference_of(row: Mapping[str, Any], *, unified: bool = False) -> tuple[Any, Any, Any]:
+    """Return prompt, chosen and rejected completion of a row: texts, or lists of messages.
+
+    Completions that both repeat the prompt lose it. Without a prompt, it is what both begin with.
+    """
+    chosen, rejected = row.get(CHOSEN), row.get(REJECTED)
+    if are_messages(row, CHOSEN, REJECTED):
+        chosen = checked_messages(chosen, CHOSEN, unified=unified)
+        return _of_messages(row, chosen, checked_messages(rejected, REJECTED, unified=unified), unified)
+    chosen, rejected = text_field(row, CHOSEN), text_field(row, REJECTED)
+    if row.get(PROMPT) is not None:
+        return _after(text_field(row, PROMPT), chosen, rejected)
+    n = _common(chosen, rejected)
+    n -= n > 0 and chosen[n - 1] == " "  # the space belongs to the word after it
+    return _split(chosen[:n], chosen[n:], rejected[n:])
+
+
+def _of_messages(row: Mapping[str, Any], chosen: Any, rejected: Any, unified: bool) -> tuple[Any, Any, Any]:
+    prompt, n = row.get(PROMPT), _common(chosen, rejected)
+    if isinstance(prompt, list):
+        return _after(checked_messages(prompt, PROMPT, unified=unified), chosen, rejected)
+    if prompt is None:
+        return _split(chosen[:n], chosen[n:], rejected[n:])
+    text, shared = text_field(row, PROMPT), chosen[:n]
+    if any(message["role"] == USER for message in shared):
+        _require_said(text, shared)
+        return _split(shared, chosen[n:], rejected[n:])
+    n_system = next((at for at, message in enumerate(shared) if message["role"] != "system"), n)
+    asked = [*shared[:n_system], {"role": USER, "content": text}]
+    return _split(asked, chosen[n_system:], rejected[n_system:])
+
+
+def _after(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """Return a prompt and its completions, without the prompt if both completions repeat it."""
+    n = len(prompt)
+    if chosen[:n] == prompt and rejected[:n] == prompt:
+        chosen, rejected = chosen[n:], rejected[n:]
+    return _split(prompt, chosen, rejected)
+
+
+def _require_said(text: str, shared: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a prompt as text that is none of the messages that both completions begin with."""
+    if text.strip() not in [str(message.get("content", "")).strip() for message in shared]:
+        raise Rejected(
+            "the prompt is a text that no message repeats, and the completions begin with another turn of the user",
+            got=text,
+            why="it is not known which of the two the completions answer",
+            fix="leave the column prompt out, if the messages hold all of it, or leave these turns out of chosen and "
+            "rejected",
+        )
+
+
+def _split(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    if not chosen or not rejected:
+        raise Rejected(
+            "the chosen or the rejected completion is empty after the prompt that both begin with",
+            got=prompt,
+            why="each needs words of its own after it; what both begin with is the prompt if the row names none",
+            fix=f"write the prompt in a column of its own, and words into each completion: {_EXAMPLE_OF_A_PAIR}",
+        )
+    if chosen == rejected:
+        raise Rejected(
+            "the chosen and the rejected completion are the same",
+            got=chosen,
+            why="nothing can be preferred to itself: such a pair teaches nothing",
+            fix="remove the row, or add --skip_bad, which leaves out such rows and counts them",
+        )
+    return prompt, chosen, rejected
+
+
+def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many items both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
+
 
 _EXAMPLE = '{"text": "..."}'
 """What a row looks like, for messages."""
@@ -216,7 +295,7 @@ def _preference(row: Mapping[str, Any], columns: Columns) -> Any:
         pair[PROMPT] = asked if texts or len(asked) > 1 else asked[0]["content"]
     if texts and isinstance(pair.get(PROMPT), list):
         pair |= {what: [{"role": ASSISTANT, "content": text_field(pair, what)}] for what in (CHOSEN, REJECTED)}
-    prompt, chosen, rejected = preferences.value(pair, unified=unified)
+    prompt, chosen, rejected = preference_of(pair, unified=unified)
     if not isinstance(prompt, list):
         _refuse_system(row, columns)
     elif "system" in read:

@@ -12,12 +12,12 @@ from transformers import GenerationConfig, set_seed
 
 from whet import console, log
 from whet.errors import ConfigError, DataError, escape_controls
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising import progress
 from whet.log import logger
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import max_positions
-from whet.tasks.lm.generate_arguments import GenerateArguments
+from whet.tasks.lm.arguments import GenerateArguments
 
 Turns = list[dict[str, str]]
 _SAID = "whatissaid"

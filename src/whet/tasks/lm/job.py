@@ -1,30 +1,114 @@
-"""A run of causal language modelling over examples that have been read: rows, model, training, files."""
+"""A run of causal language modelling over examples that have been read: rows, model, training, files.
+
+With --loss dpo the rows are pairs of completions, with the log-probabilities of the model before training.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
+from whet.data.store import RowStore
 from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
+from whet.log import logger
+from whet.models import adapters
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import load_model, load_tokenizer, max_positions
+from whet.objectives.base import IGNORED
 from whet.objectives.preferences import Preference, preferences
-from whet.store import restore
-from whet.tasks.lm import pairs
+from whet.store import compare, restore
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.judge import LmJudge
 from whet.tasks.lm.rows import RowMaker, collate
 from whet.train.trainer import Trainer
+
+LENGTH = "length"
+
+
+class PairRows:
+    """A data set of pairs: two rows of tokens each, the chosen completion first."""
+
+    column_names = (LENGTH,)
+
+    def __init__(self, rows: RowStore) -> None:
+        self.rows = rows
+        self.reference: np.ndarray | None = None
+        """Log-probabilities of the completions by the reference model, (pairs, 2) float64."""
+
+    def __len__(self) -> int:
+        return len(self.rows) // 2
+
+    def __getitem__(self, pair: int | str) -> Any:
+        """Return the two rows of a pair; by the name of the column, how many tokens each pair has."""
+        if isinstance(pair, str):
+            return self.rows.lengths.reshape(-1, 2).sum(1)
+        if not 0 <= pair < len(self):
+            raise IndexError(pair)
+        both = [self.rows[2 * pair], self.rows[2 * pair + 1]]
+        return {name: [row[name] for row in both] for name in both[0]}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the tokens as named arrays; the reference follows from them."""
+        return self.rows.arrays()
+
+
+def pair_rows(maker: RowMaker, name: str, found: Examples) -> PairRows:
+    """Return the pairs of a split as rows of tokens; a prompt stands in both rows of its pair."""
+    values = [(prompt, one) for prompt, chosen, rejected in found.values for one in (chosen, rejected)]
+    places = [place for place in found.places for _ in range(2)]
+    inputs = [one for one in found.inputs for _ in range(2)]
+    return PairRows(maker.rows(name, Examples(found.source, "completion", values, places, found.left_out, inputs)))
+
+
+def collate_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """Return pairs as tables (pairs, 2, places), padded on the right; padding is masked and has no label."""
+
+    def table(name: str, fill: int) -> Tensor:
+        rows = [torch.as_tensor(row) for pair in pairs for row in pair[name]]
+        return pad_sequence(rows, batch_first=True, padding_value=fill).long().unflatten(0, (len(pairs), 2))
+
+    ids = table("input_ids", 0)
+    lengths = torch.tensor([[len(row) for row in pair["input_ids"]] for pair in pairs])
+    mask = torch.arange(ids.shape[-1]) < lengths[..., None]
+    return {"input_ids": ids, "labels": table("labels", IGNORED), "attention_mask": mask.long()}
+
+
+def add_reference(trainer: Trainer, pairs: PairRows) -> None:
+    """Compute the log-probabilities by the model as it is before training, without its new adapter.
+
+    One pass over the pairs replaces a reference model in every step; ranks share it. It computes in the precision of
+    the training, so that the rewards of the first step are 0.
+    """
+    started_s = time.perf_counter()
+    wrapped = adapters.names_of(trainer.model) and hasattr(trainer.model, "disable_adapter")
+    model: Any = trainer.model
+    with model.disable_adapter() if wrapped else nullcontext():
+        found = [output["log_probs"].cpu().numpy() for _, output in trainer.forward_batches(pairs)]
+    pairs.reference = np.concatenate(trainer.sync.in_order(found, lambda one: isinstance(one, np.ndarray)))
+    seconds = time.perf_counter() - started_s
+    logger.info("reference log-probabilities of %d pairs: %.1f s", len(pairs), seconds)
+
+
+def weights_of_reference(model: nn.Module) -> str:
+    """Return a checksum of the weights that the reference computes with: all of them, or those under an adapter."""
+    return compare.frozen_under_adapters(model) or compare.digest_of_weights(model.named_parameters())
+
 
 _USUAL_LENGTH = 1024
 
@@ -43,10 +127,10 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     maker = RowMaker(tokenizer, length, cache, job.packing, completion_only, group=2 if by_preference else 1)
     parts = {}
     for name, found in examples.items():
-        rows = pairs.pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
+        rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
     model = prepared(model, job, args, CAUSAL_LM, tokenizer)
-    made = pairs.collate if by_preference else collate
+    made = collate_pairs if by_preference else collate
     trainer = trainer_of(model, args, parts, tokenizer, None, data_collator=made)
     add_teacher(trainer, job, CAUSAL_LM)
     if by_preference:
@@ -56,15 +140,15 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     return Job(trainer, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 
-def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[pairs.PairRows]) -> None:
+def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[PairRows]) -> None:
     """Give the trainer the DPO loss; before its first step, each pair gets the log-probabilities of the model."""
     preference = Preference(beta=job.beta, label_smoothing=job.label_smoothing)
     trainer.objective = objective = preferences(trainer.objective, preference)
 
     def add_references() -> None:
         for rows in data:
-            pairs.add_reference(trainer, rows)
-        objective.preference = replace(preference, reference=pairs.weights_of_reference(trainer.model))
+            add_reference(trainer, rows)
+        objective.preference = replace(preference, reference=weights_of_reference(trainer.model))
 
     trainer.before_steps = add_references
 

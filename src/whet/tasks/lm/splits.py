@@ -9,10 +9,10 @@ from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table
 from whet.errors import ConfigError
-from whet.jobs.hub_data import HubSource, load_split, table_rows
+from whet.jobs.hub_data import file_of, hub_examples, limit_of
+from whet.tasks.lm.arguments import LmFields
 from whet.tasks.lm.columns import choose_columns
 from whet.tasks.lm.examples import Examples, from_lines, from_table
-from whet.tasks.lm.fields import LmFields
 from whet.train.output import printing
 
 _PLAIN = (".txt", ".text", ".md")
@@ -28,16 +28,17 @@ _WORDS = {
 
 def read_split(job: LmFields, name: str) -> Examples:
     """Return the examples of the split `train`, `validation` or `test`."""
-    limit = {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[name]
-    file = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[name]
-    if file is not None:
-        found = read_file(
-            Path(file), job.dataset_text_field, limit=limit, skip_bad=job.skip_bad, pairs=job.loss == "dpo"
-        )
+    limit, pairs = limit_of(job, name), job.loss == "dpo"
+    if (file := file_of(job, name)) is not None:
+        found = read_file(file, job.dataset_text_field, limit=limit, skip_bad=job.skip_bad, pairs=pairs)
     else:
-        found = _read_hub(job, name, limit)
+
+        def take(rows: TableRows, bad: BadRows) -> Examples:
+            return from_table(rows, job.dataset_text_field, bad, limit, pairs=pairs)
+
+        found = hub_examples(job, name, limit, take)
     _require_completions(job, found)
-    found.left_out.log(name, "examples")
+    found.left_out.log(name, "example")
     printing.show_wrapped(
         f"{name}: {len(found):,} {_WORDS[found.form]}" + (f"; {found.columns}" if found.columns else "")
     )
@@ -90,14 +91,3 @@ def _is_plain(path: Path) -> bool:
         return suffix in _PLAIN
     data = read_bytes(path)
     return not data.startswith(PARQUET) and data.lstrip()[:1] not in (b"{", b"[")
-
-
-def _read_hub(job: LmFields, name: str, limit: int | None) -> Examples:
-    source = HubSource.of(job, name)
-    where = source.describe()
-    rows = table_rows(load_split(source), limit)
-    try:
-        bad = BadRows(where, skip_bad=job.skip_bad)
-        return from_table(rows, job.dataset_text_field, bad, limit, pairs=job.loss == "dpo")
-    except Rejected as problem:
-        raise problem.error(where) from None

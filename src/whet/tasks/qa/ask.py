@@ -11,19 +11,19 @@ import numpy as np
 
 from whet import console, log
 from whet.errors import escape_controls
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.encode import check_max_length
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import max_positions
 from whet.objectives.choose import choose
 from whet.objectives.span import SpanObjective
 from whet.precision.policy import Float32
 from whet.tasks.qa.arguments import AskArguments
-from whet.tasks.qa.evaluate.decode import DecodeOptions
-from whet.tasks.qa.evaluate.predict import predict
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.judge import predict
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
-from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.tasks.qa.windows import WindowOptions, make_windows
 from whet.train.collate import default_collator
 from whet.train.evaluate import forward_batches
 

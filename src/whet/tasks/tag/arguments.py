@@ -1,13 +1,85 @@
-"""The options of token classification, in the names and with the defaults of transformers' run_ner.py."""
+"""The options of token classification, under the names of transformers' run_ner.py, and their rules."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from whet.config.arguments import TrainingArguments
 from whet.config.options import printable
-from whet.config.settings import checked
-from whet.jobs.fields import OFF, REFUSED
-from whet.tasks.tag.fields import TagFields
-from whet.tasks.tag.rules import TAG_RULES
+from whet.config.rules.ranges import Rule, at_least
+from whet.config.settings import broken, checked
+from whet.errors import Problem
+from whet.jobs.fields import OFF, REFUSED, JobFields, Pooling
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagFields(JobFields):
+    """What a run of token classification is asked for, unchecked."""
+
+    task_name: str = "ner"
+    """What the tags are, such as ner, pos or chunk. Chooses the columns {task_name}_tags and {task_name}."""
+    train_file: str | None = None
+    """File with the sentences to train on: columns as in CoNLL or CSV (a word a line, sentences apart by a blank line),
+    or one sentence a row as JSON lines, JSON, Parquet or CSV, with a list of words and a list of tags."""
+    validation_file: str | None = None
+    """File with the sentences to evaluate on, in any format of train_file."""
+    test_file: str | None = None
+    """File with the sentences to predict tags for, in any format of train_file; it needs no tags."""
+    text_column_name: str | None = None
+    """Column that holds the words: a name, or for CoNLL files a number counted from 0. null: tokens, words or another
+    usual name; the first column of CoNLL."""
+    label_column_name: str | None = None
+    """Column that holds the tags: a name, or for CoNLL files a number counted from 0. null: {task_name}_tags, tags or
+    another usual name; the last column of CoNLL."""
+    ignore_mismatched_sizes: bool = False
+    """Replace the head of a model that was trained with another number of tags by a new one."""
+
+    max_seq_length: int | None = None
+    """Longest row in tokens. Longer sentences are cut unless doc_stride is given, and the log counts the words that are
+    lost. null: what the model and its tokenizer allow."""
+    doc_stride: int | None = None
+    """Cut long sentences, or documents that are one sentence, into windows of max_seq_length that share this many
+    tokens. A word in several windows gets its tag from all of them (window_pooling). null: cut after max_seq_length."""
+    window_pooling: Pooling = "mean"
+    """With doc_stride: mean takes the mean of the windows' logits, max the largest of each label."""
+    pad_to_max_length: bool = False
+    """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
+    whet itself pads nothing if the model allows it."""
+    label_all_tokens: bool = False
+    """Give every piece of a word its tag (later pieces I- instead of B-). false: the first piece alone."""
+    return_entity_level_metrics: bool = False
+    """Report precision, recall and F1 of each kind of entity too."""
+
+
+METRICS = ("accuracy", "f1", "precision", "recall", "f1_macro", "loss")
+
+
+def best_metric_is_known(job: TagFields, args: TrainingArguments) -> Problem | None:
+    """Reported before the training, not at its first evaluation."""
+    wanted = args.metric_for_best_model
+    if wanted is None or wanted.removeprefix("eval_") in METRICS:
+        return None
+    return Problem(
+        what="metric_for_best_model names no metric",
+        got=wanted,
+        why=f"an evaluation computes {', '.join(METRICS)} (f1 of entities, f1_macro of plain tags)",
+        fix="use one of these in --metric_for_best_model, such as f1 for entities or accuracy for plain tags",
+    )
+
+
+def check_run(job: TagFields, args: TrainingArguments) -> list[Problem]:
+    """Return what is wrong between the options of the task and those of the training."""
+    return broken(RUN_RULES, job, args)
+
+
+TAG_RULES: tuple[Rule, ...] = (
+    *JOB_RULES,
+    at_least("max_seq_length", 3, "a row holds a word and special tokens"),
+    at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
+    windows_move_on,
+)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, spans_are_of_answers)
+
 
 _HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_seq_length": "Length and labels"}
 

@@ -1,4 +1,4 @@
-"""A run of token classification over sentences that have been read: tags, rows, model, training, files."""
+"""A run of token classification over sentences that have been read, and `whet predict` for its models."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from transformers import DataCollatorForTokenClassification, set_seed
 from whet.config.arguments import TrainingArguments
 from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import prepared
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import WordRowMaker
 from whet.log import logger
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.store import restore
 from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.judge import TagJudge
+from whet.tasks.tag.judge import TagJudge, best_tags, entries_of, only_logits, words_of
 from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
+from whet.tasks.tag.read import read_file
 from whet.tasks.tag.rows import Split, tokenised
-from whet.tasks.tag.sentences import Sentences
-from whet.tasks.tag.word_tags import best_tags, only_logits
+from whet.tasks.tag.sentences import Named, Sentences
 from whet.train.output import printing
 
 _LONGEST_UNSAID = 10_000
@@ -96,3 +99,28 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
     if (odd := tags.almost_entity()) is not None:
         logger.warning("the tag %s looks like an entity's: for F1 of entities write B-PER, I-PER and O", odd)
     return tags
+
+
+def predict(asked: PredictFields) -> int:
+    """Write the tags and scores of every word in the file; return the exit code."""
+    known = outputs.reading_of(asked, "tag")
+    named = Named(
+        words=asked.text_column_names or known.get("text_column_name"),
+        words_flag="--text_column_names",
+        tags_flag=None,
+    )
+    sentences = read_file(
+        Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad
+    )
+    sentences.left_out.log(asked.file, "sentence")
+    model, tokenizer = load_trained(asked.model, TOKEN_CLASSIFICATION, asked.base_model_name_or_path)
+    length = row_length(asked.max_seq_length or known.get("max_seq_length"), tokenizer, model)
+    stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
+    rows = WordRowMaker(tokenizer, length, Cache(rows="rows"), stride).rows(sentences.words)
+    split = Split(sentences, rows, None, None)
+    keep = best_tags if stride is None else only_logits
+    trainer = outputs.trainer_of(asked, model, tokenizer, preprocess_logits_for_metrics=keep)
+    pooling = asked.window_pooling or known.get("window_pooling", "mean")
+    found = words_of(split, trainer.predict(rows.rows).predictions, pooling)
+    outputs.write(asked, trainer, entries_of(sentences, tags_of_config(model.config), found))
+    return 0

@@ -1,18 +1,175 @@
-"""Chooses one answer per question from the best starts and ends of each window, like the guides' script."""
+"""The best answer to each question, from the logits of all its windows, chosen like the guides' script does."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from whet.errors import ConfigError, DataError, NonFiniteError, OutputError, Problem
-from whet.tasks.qa.evaluate.candidates import Candidates, best_of_each, null_candidates, text_candidates
 from whet.tasks.qa.types import Predictions, Questions, SpanScores, Windows
 from whet.train.output import files as output_files
+
+
+def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.ndarray, k: int) -> SpanScores:
+    """Return the k likeliest starts and ends of each row, best first; the lowest index among equals.
+
+    The logits are (N,), rows end to end without padding, as `cu_seqlens` (rows + 1,) cuts them; no row is empty.
+    All tokens of a row compete, not only those of the context: the guides' script (`utils_qa.py`) drops the others
+    after the choice, and so does `decode`. Padding never competes, so packing cannot change the choice.
+    """
+    starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=start_logits.device)
+    lengths = starts.diff()
+    padded = _padded(torch.stack([start_logits, end_logits]).detach().float(), starts, at_least=k)  # (2, rows, T)
+    # A stable sort, not topk: the choice of topk among equal logits is undefined and differs by device.
+    # Padding is last in its row, so a real token with a logit of -inf still comes before it.
+    logit, index = padded.sort(dim=-1, descending=True, stable=True)
+    logit, index = logit[..., :k], index[..., :k]
+    index = index.masked_fill(index >= lengths[:, None], -1)
+    null = padded[:, :, 0]
+    return SpanScores(
+        start_index=index[0].cpu().numpy(),
+        start_logit=logit[0].cpu().numpy(),
+        end_index=index[1].cpu().numpy(),
+        end_logit=logit[1].cpu().numpy(),
+        null_start=null[0].cpu().numpy(),
+        null_end=null[1].cpu().numpy(),
+    )
+
+
+def concat(batches: Sequence[SpanScores]) -> SpanScores:
+    """Return the scores of all batches, one after the other; there is at least one batch, and all have the same k."""
+    return SpanScores(
+        **{
+            column.name: np.concatenate([getattr(batch, column.name) for batch in batches])
+            for column in fields(SpanScores)
+        }
+    )
+
+
+def _padded(logits: Tensor, starts: Tensor, *, at_least: int) -> Tensor:
+    """Return (2, rows, T) with -inf after each row's tokens; T is the longest row, at least `at_least`."""
+    lengths = starts.diff()
+    rows, n_tokens = len(lengths), logits.shape[1]
+    assert int(starts[-1]) == n_tokens, "cu_seqlens must cover the logits"
+    width = max(at_least, int(lengths.max()) if rows else 0)
+    row = torch.repeat_interleave(torch.arange(rows, device=logits.device), lengths, output_size=n_tokens)
+    column = torch.arange(n_tokens, device=logits.device) - starts[row]
+    padded = logits.new_full((2, rows, width), float("-inf"))
+    padded[:, row, column] = logits
+    return padded
+
+
+_PAIRS_AT_ONCE = 1 << 20
+"""Start and end pairs processed at a time, which limits the memory for any number of windows."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Possible answers, column by column, (candidates,) each."""
+
+    question: np.ndarray
+    """int64 index of the question."""
+    begin: np.ndarray
+    """int64, first character of the answer in the context."""
+    end: np.ndarray
+    """int64, one past its last character; an answer without characters is the empty text."""
+    start_logit: np.ndarray
+    end_logit: np.ndarray
+
+    @property
+    def score(self) -> np.ndarray:
+        """The sum of both logits, float32 as in the guides' script: equality of scores depends on it."""
+        return self.start_logit + self.end_logit
+
+    @property
+    def has_text(self) -> np.ndarray:
+        """True if the answer has characters, (candidates,) bool."""
+        return self.end > self.begin
+
+    def take(self, which: np.ndarray) -> Candidates:
+        """Return these candidates, by index or by mask."""
+        return Candidates(*(column[which] for column in self._columns()))
+
+    def by_question(self) -> Candidates:
+        """Return them sorted by question, with the order within a question unchanged."""
+        return self.take(np.argsort(self.question, kind="stable"))
+
+    @classmethod
+    def join(cls, parts: Sequence[Candidates]) -> Candidates:
+        """Return the candidates of all parts, one after the other."""
+        return cls(*(np.concatenate(columns) for columns in zip(*(part._columns() for part in parts), strict=True)))
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.question, self.begin, self.end, self.start_logit, self.end_logit
+
+
+def best_of_each(group: np.ndarray, score: np.ndarray, n: int) -> np.ndarray:
+    """Return the indices of the n highest scores of each group, best first; the first among equals."""
+    order = np.lexsort((-score, group))
+    grouped = group[order]
+    rank = np.arange(len(order)) - np.searchsorted(grouped, grouped)
+    return order[rank < n]
+
+
+def text_candidates(windows: Windows, scores: SpanScores, *, n_best: int, max_tokens: int) -> Candidates:
+    """Return the n_best spans of each window that are in the context and have at most `max_tokens` tokens.
+
+    Window by window, best first. A span pairs one of the window's n_best starts with one of its n_best ends.
+    """
+    rows_at_once = max(1, _PAIRS_AT_ONCE // n_best**2)
+    firsts = range(0, max(1, len(windows)), rows_at_once)
+    chunks = (np.arange(first, min(first + rows_at_once, len(windows))) for first in firsts)
+    return Candidates.join(
+        [_spans_of_rows(windows, scores, rows, n_best=n_best, max_tokens=max_tokens) for rows in chunks]
+    )
+
+
+def null_candidates(windows: Windows, scores: SpanScores) -> Candidates:
+    """Return "no answer" of every question that has a window, by question: the window with the lowest score decides.
+
+    A window that does not hold the answer says "no answer" with right; only when all of them do is there none.
+    """
+    lowest = best_of_each(windows.question_of, -(scores.null_start + scores.null_end), 1)
+    nowhere = np.zeros(len(lowest), dtype=np.int64)
+    return Candidates(windows.question_of[lowest], nowhere, nowhere, scores.null_start[lowest], scores.null_end[lowest])
+
+
+def _spans_of_rows(
+    windows: Windows, scores: SpanScores, rows: np.ndarray, *, n_best: int, max_tokens: int
+) -> Candidates:
+    starts, ends = scores.start_index[rows, :n_best], scores.end_index[rows, :n_best]
+    n_tokens = ends[:, None, :] - starts[:, :, None] + 1  # (rows, starts, ends)
+    inside = _in_context(windows, rows, starts)[:, :, None] & _in_context(windows, rows, ends)[:, None, :]
+    at, start, end = np.nonzero(inside & (n_tokens >= 1) & (n_tokens <= max_tokens))
+    row, start_index, end_index = rows[at], starts[at, start], ends[at, end]
+    found = Candidates(
+        windows.question_of[row],
+        windows.spans[_context_token(windows, row, start_index), 0],
+        windows.spans[_context_token(windows, row, end_index), 1],
+        scores.start_logit[row, start],
+        scores.end_logit[row, end],
+    )
+    # Reduced per window: the best of a question are among the best of its windows, which are far fewer.
+    return found.take(best_of_each(row, found.score, n_best))
+
+
+def _in_context(windows: Windows, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
+    offset = index - windows.context_first[rows, None]
+    return (offset >= 0) & (offset < windows.n_context[rows, None])
+
+
+def _context_token(windows: Windows, row: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return the index into `windows.spans` of the token at `index` of its row."""
+    first = windows.context_starts[windows.context_of[row]] + windows.context_from[row]
+    return first + index - windows.context_first[row]
+
 
 _FALLBACK_TEXT = "empty"
 _FALLBACK_AT = -1

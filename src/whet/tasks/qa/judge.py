@@ -11,9 +11,8 @@ from numpy import ndarray
 
 from whet.data.batch import Batch
 from whet.objectives.span import SpanObjective
-from whet.tasks.qa.evaluate.decode import DecodeOptions, decode, write_predictions
-from whet.tasks.qa.evaluate.metrics import squad_metrics
-from whet.tasks.qa.evaluate.spans import concat, top_spans
+from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans, write_predictions
+from whet.tasks.qa.metrics import squad_metrics
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Predictions, SpanScores
 from whet.train.sync import OneRank, Sync

@@ -1,30 +1,113 @@
-"""`--seeds N`: the same run with N seeds, one after the other; the best model is the result, the spread is reported.
-
-Each seed trains in `seed-S` of the output folder, as a normal run with `--seed S` would. A seed that has finished
-leaves a record there; a run that resumes takes its metrics from it. The files of the best seed are copied to the output
-folder at the end.
-"""
+"""A run with several seeds: each trains a model, the best one is kept, and the results have the spread of all."""
 
 from __future__ import annotations
 
 import gc
+import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from xxhash import xxh3_128
+
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
-from whet.errors import WhetError
+from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
+from whet.errors import ConfigError, WhetError
+from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
-from whet.jobs.seeds import files
 from whet.jobs.task import Task
+from whet.store.compare import require_same_settings
 from whet.train.control import lock, stop
-from whet.train.output import printing, run_log
+from whet.train.output import files as output_files
+from whet.train.output import printing, results, run_log
 from whet.train.sync import OneRank
+
+RECORD = "seed_finished.json"
+_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
+"""Files of a seed that say nothing about its model."""
+_FILES = ("train_file", "validation_file", "test_file")
+_FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
+"""Settings of a task that may change between a seed and the next; files are compared by their content."""
+_LENGTH = ("num_train_epochs", "min_steps", "max_steps")
+_READ_BYTES = 1 << 20
+
+
+def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
+    """Return what all seeds have in common, and a resumed run must have too."""
+    task = {name: value for name, value in asdict(job).items() if name not in _FREE}
+    data = {name: _digest(Path(path)) for name in _FILES if (path := getattr(job, name))}
+    found = task | {name: getattr(args, name) for name in _LENGTH} | data
+    return json.loads(json.dumps(found))  # in the form that the record gives back
+
+
+def _read_record(folder: Path, settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any] | None:
+    """Return the record of a seed that has finished, None if it has not; ConfigError if it had other settings."""
+    try:
+        record = json.loads((folder / RECORD).read_text("utf-8"))
+        before = record["settings"]
+        complete = {"metrics", "lines", "precision"} <= record.keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not complete or not (folder / "config.json").is_file():
+        return None
+    changed = [name for name in settings if before.get(name) != settings[name]]
+    if changed:
+        raise ConfigError(
+            what=f"{folder.name} was trained with other settings or data: {', '.join(changed)}",
+            got="; ".join(f"{name}: {before.get(name)} then, {settings[name]} now" for name in changed),
+            why="the seeds of a run are compared, so they differ in nothing else",
+            fix="use the settings and data of the first seed, or another --output_dir without --resume_from_checkpoint",
+        )
+    require_same_settings(replace(args, seed=int(record["seed"])), folder)
+    return record
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Note that this seed has finished."""
+    output_files.write_json(folder / RECORD, record, indent=2, on_error="stop")
+
+
+def _forget_record(folder: Path) -> None:
+    """Forget that the seed has finished: it is trained again."""
+    (folder / RECORD).unlink(missing_ok=True)
+
+
+def _copy_model(seed_folder: Path, folder: Path) -> None:
+    """Copy the model and the results of a seed to the output folder, all or nothing of the model."""
+
+    def fill(staging: Path) -> None:
+        for path in sorted(seed_folder.iterdir()):
+            if path.is_file() and not path.is_symlink() and path.name not in _OWN:
+                shutil.copyfile(path, staging / path.name)
+
+    output_files.write_model(folder, fill)
+
+
+def _write_results(folder: Path, metrics: Mapping[str, Any], seeds: Mapping[int, Mapping[str, Any]], by: str) -> None:
+    """Write the metrics of the best seed with the spread (all_results.json), and those of every seed (seeds.json)."""
+    results.save(str(folder), "all", metrics, combined=False)
+    each = {f"seed-{seed}": {name: _plain(value) for name, value in own.items()} for seed, own in seeds.items()}
+    summary = {"chosen_by": by, "best": f"seed-{metrics['best_seed']}", "metrics": each}
+    output_files.write_json(folder / "seeds.json", summary, indent=2, on_error="stop")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _digest(path: Path) -> str:
+    digest = xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
 
 _AGAIN = {"resume_from_checkpoint": "auto"}
 
@@ -45,11 +128,11 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
     Raises Stopped if a signal comes; the same command with `--resume_from_checkpoint auto` then resumes.
     """
     require_one_process("--seeds")
-    settings = files.settings_of(job, args)
+    settings = _settings_of(job, args)
     chosen_by: tuple[str, bool] | None = None
     folders = {seed: Path(args.output_dir) / f"seed-{seed}" for seed in range(args.seed, args.seed + job.seeds)}
     resumes = args.resume_from_checkpoint is not None
-    known = {seed: files.read(folder, settings, args) if resumes else None for seed, folder in folders.items()}
+    known = {seed: _read_record(folder, settings, args) if resumes else None for seed, folder in folders.items()}
     precision = next((found["precision"] for found in known.values() if found is not None), args.precision)
     results: list[Result] = []
     for n, (seed, folder) in enumerate(folders.items(), start=1):
@@ -61,7 +144,7 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
                 earlier = "the first seed" if args.precision == "auto" != precision else ""
                 record = _train(task, job, own, examples, earlier) | {"seed": seed, "settings": settings}
                 chosen_by = chosen_by or task.best_by(record["metrics"], args)
-                files.write(folder, record)
+                _write_record(folder, record)
             precision = record["precision"]
         results.append(Result(seed, record["metrics"], record["lines"]))
         with _stops_with(f"{n} of {job.seeds} seeds are trained"):
@@ -75,7 +158,7 @@ def _train(
     """Return the record of a seed that has been trained and judged, in the precision that `auto_as_in` chose."""
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
-        files.remove(folder)
+        _forget_record(folder)
         prepared = task.prepare(job, args, examples)
         prepared.trainer.precision.auto_as_in = auto_as_in
         metrics = prepared.run()
@@ -91,7 +174,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
     known = [one for one in results if not math.isnan(one.metrics[name])] or results
     best = (max if greater else min)(known, key=lambda one: one.metrics[name])
     folder = Path(args.output_dir)
-    files.copy(folder / f"seed-{best.seed}", folder)
+    _copy_model(folder / f"seed-{best.seed}", folder)
     spread = {
         f"{metric}_{word}": value
         for metric in _judged(results)
@@ -99,7 +182,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
     }
     metrics = dict(best.metrics) | spread | {"seeds": len(results), "best_seed": best.seed}
     with run_log.written_to(folder):
-        files.write_results(folder, metrics, {one.seed: dict(one.metrics) for one in results}, name)
+        _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in results}, name)
     return metrics, [*_table(name, best, results, spread), *best.lines]
 
 

@@ -1,0 +1,44 @@
+"""Every command of `whet`: those of the tasks (`whet.tasks`), and those that belong to none."""
+
+from importlib import import_module
+
+from whet import tasks
+from whet.config.command import Command
+
+
+def _texts(does: tasks.Does) -> dict[str, str]:
+    return {name: entry.text for name, entry in tasks.entries().items() if entry.does == does}
+
+
+_TRAIN, _ANSWER, _DEMONSTRATE = _texts("trains"), _texts("answers"), _texts("demonstrates")
+COMMANDS = {
+    **_TRAIN,
+    **_ANSWER,
+    "merge": "fold a trained adapter into its model",
+    "predict": "write the predictions of a trained model for a file",
+    **_DEMONSTRATE,
+    "launch": "start a command on this machine's cores, once for each rank",
+    "k8s": "train on Kubernetes: render, submit, status, logs, delete",
+    "bench-methods": "measure each training technique on your model and machine",
+    "doctor": "check this machine and installation, with advice",
+}
+"""Name -> its line in `whet --help`."""
+RESUMABLE = frozenset(_TRAIN)
+"""The commands that continue with --resume_from_checkpoint."""
+RANKED = RESUMABLE
+"""The commands that several ranks can run together."""
+STOPPABLE = RESUMABLE | _DEMONSTRATE.keys()
+"""The commands that a signal ends with a checkpoint."""
+TRAINING = STOPPABLE | {"bench-methods"}
+"""The commands that train."""
+ANSWERING = {*_ANSWER, "predict"}
+"""The commands that read a text with a trained model."""
+WITHOUT_TORCH = {"launch", "k8s"}
+"""The commands that do not import torch."""
+
+
+def command(name: str) -> Command:
+    """Return the command of this name, with its options."""
+    if name in tasks.entries():
+        return tasks.command(name)
+    return import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND

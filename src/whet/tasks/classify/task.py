@@ -1,0 +1,94 @@
+"""`whet classify`: the command of text classification, and what its run consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from whet.config.arguments import TrainingArguments
+from whet.jobs.command import training_command
+from whet.jobs.predict.arguments import PredictFields
+from whet.jobs.task import OF_TRAINING, Task
+from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
+from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, check_run
+
+if TYPE_CHECKING:
+    from whet.jobs.job import Job
+    from whet.tasks.classify.examples import Examples
+
+_SHOWN = {
+    **OF_TRAINING,
+    "eval_loss": ("loss", "{:.4f}"),
+    "eval_accuracy": ("accuracy", "{:.2%}"),
+    "eval_f1_micro": ("F1, micro", "{:.4f}"),
+    "eval_f1_macro": ("F1, macro", "{:.4f}"),
+    "eval_matthews_correlation": ("Matthews' correlation", "{:.4f}"),
+    "eval_pearson": ("Pearson's correlation", "{:.4f}"),
+    "eval_spearmanr": ("Spearman's correlation", "{:.4f}"),
+    "eval_mse": ("mean squared error", "{:.4f}"),
+    "predict_accuracy": ("accuracy, test", "{:.2%}"),
+    "predict_pearson": ("Pearson's, test", "{:.4f}"),
+}
+
+
+def _read(job: ClassifyArguments, name: str) -> Examples:
+    from whet.tasks.classify.examples import read_split
+
+    return read_split(job, name)
+
+
+def _prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+    from whet.tasks.classify.job import prepare
+
+    return prepare(job, args, examples)
+
+
+def _predict(asked: PredictFields) -> int:
+    from whet.tasks.classify.job import predict
+
+    return predict(asked)
+
+
+def _tables(job: Job) -> Sequence[str]:
+    from whet.tasks.classify.job import tables
+
+    return tables(job)
+
+
+def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """metric_name is what the best model is judged by."""
+    name = given.get("metric_name")
+    if name is None or given.get("metric_for_best_model") is not None:
+        return {}
+    better = given.get("greater_is_better")
+    if better is None:
+        better = name not in LOWER_IS_BETTER
+    return {"metric_for_best_model": name, "greater_is_better": better}
+
+
+TASK = Task(
+    name="classify",
+    head=SEQUENCE_CLASSIFICATION,
+    check=check_run,
+    read=_read,
+    prepare=_prepare,
+    predict=_predict,
+    shown=_SHOWN,
+    tables=_tables,
+    judged_by=("f1_micro", "accuracy", "pearson"),
+)
+CLASSIFY = training_command(
+    TASK,
+    ClassifyArguments,
+    summary=(
+        "Fine-tune a model that gives texts, or pairs of texts, one label, several labels or a number; evaluate it and"
+        " predict. The options are those of transformers' run_classification.py and TrainingArguments; their older"
+        " names work too."
+    ),
+    examples=(
+        "whet classify --model_name_or_path distilbert-base-uncased --train_file train.csv --do_train --output_dir out",
+        "whet classify run.yaml --metric_name accuracy --load_best_model_at_end --output_dir out",
+    ),
+    usual=_usual,
+)
+COMMANDS = (CLASSIFY,)

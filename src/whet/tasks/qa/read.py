@@ -1,0 +1,310 @@
+"""Questions from a file in any form of SQuAD-like data, or from a data set of the hub; the content says which form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.data.files.bad_rows import no_cycle_search
+from whet.data.files.cells import column_values, refuse_twice
+from whet.data.files.csv_files import csv_table, delimiter_of
+from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
+from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
+from whet.data.files.parquet import parquet_columns
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
+from whet.jobs.hub_data import HubSource, load_split
+from whet.tasks.qa.questions import Collector, not_an_object, title_field
+from whet.tasks.qa.types import Questions
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = ("id", "title", "context", "question", "answers")
+ANSWER_COLUMNS = ("answer_text", "answer_start")
+"""Columns that may replace `answers`: one answer per row."""
+TEXTS = (*COLUMNS, *ANSWER_COLUMNS)
+READ = (*TEXTS, "is_impossible")
+
+
+def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
+    """Pass every (position, row) to the collector; the first row must have the columns."""
+    for n, (place, row) in enumerate(rows):
+        if collector.full:
+            return
+        if n == 0 and isinstance(row, Mapping):
+            check_columns(list(row), require_answers=collector.require_answers)
+        collector.add_row(_with_answers(row), partial(_row_place, place, row))
+
+
+def read_table(table: pyarrow.Table, collector: Collector) -> None:
+    """Pass every row of an Arrow table to the collector."""
+    refuse_twice(table.column_names)
+    collector.see(dict.fromkeys(table.column_names))
+    check_columns(table.column_names, require_answers=collector.require_answers)
+    wanted = [name for name in READ if name in table.column_names]
+    read_columns({name: column_values(table.column(name)) for name in wanted}, collector)
+
+
+def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> None:
+    """Pass every row of these columns to the collector."""
+    check_columns(list(columns), require_answers=collector.require_answers)
+    collector.see(columns)
+    wanted = [name for name in READ if name in columns]
+    rows = (dict(zip(wanted, row, strict=True)) for row in zip(*(columns[name] for name in wanted), strict=True))
+    read_rows(((f"row {n}", row) for n, row in enumerate(rows)), collector)
+
+
+def check_columns(found: Sequence[str], *, require_answers: bool) -> None:
+    """Refuse rows with other columns than those of SQuAD."""
+    apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
+    answers = ANSWER_COLUMNS if apart else ("answers",)
+    said = require_answers and "is_impossible" not in found  # an impossible question needs no answers
+    needed = ["id", "context", "question", *(answers if said else ())]
+    missing = [name for name in needed if name not in found]
+    if "answers" in found and any(name in found for name in ANSWER_COLUMNS):
+        raise Rejected(
+            "the answers are given twice",
+            got=", ".join(name for name in found if name in ("answers", *ANSWER_COLUMNS)),
+            why="it is not known which of them are meant",
+            fix="keep the column answers, or the columns answer_text and answer_start",
+        )
+    if missing:
+        raise Rejected(
+            f"the column{'s' if len(missing) > 1 else ''} {', '.join(missing)} {_are(missing)} missing",
+            got=f"columns found: {', '.join(map(str, found)) or 'none'}",
+            why="a question needs id, context and question, and answers or answer_text and answer_start",
+            fix=f"rename the columns that hold them, or add them: {', '.join(missing)}",
+        )
+
+
+def _are(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _with_answers(row: Any) -> Any:
+    """Return the row with `answers`, made from answer_text and answer_start if it has these instead."""
+    if not isinstance(row, Mapping) or "answers" in row or not any(name in row for name in ANSWER_COLUMNS):
+        return row
+    text, start = (row.get(name) for name in ANSWER_COLUMNS)
+    if isinstance(text, list):
+        return {**row, "answers": {"text": text, "answer_start": start}}
+    none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a missing value of pandas
+    return {**row, "answers": [] if none else [{"text": text, "answer_start": start}]}
+
+
+def _row_place(place: str, row: Any) -> str:
+    name = row.get("id") if isinstance(row, Mapping) else None
+    return f"{place}, question {str(name)[:80]!r}" if isinstance(name, str | int) and name != "" else place
+
+
+def read_nested(articles: Iterable[tuple[str, Any]], collector: Collector) -> None:
+    """Pass every question of these articles, SQuAD 1.1 or 2.0, to the collector; of each its position comes first.
+
+    An article may be a paragraph that stands alone: a context with its `qas`.
+    """
+    for path, article in articles:
+        if collector.full:
+            return
+        collector.see(article)
+        try:
+            inside = [(path, article)] if is_paragraph(article) else _paragraphs(path, article)
+            title = title_field(article)
+        except Rejected as problem:
+            collector.bad.add(problem, partial(_article_place, path, article), _n_questions(article))
+            continue
+        for place, paragraph in inside:
+            _read_paragraph(paragraph, place, title, collector)
+
+
+def is_paragraph(value: Any) -> bool:
+    """Return whether this is a context with its questions, and not an article of several."""
+    return isinstance(value, Mapping) and "qas" in value and "paragraphs" not in value
+
+
+def _paragraphs(path: str, article: Any) -> list[tuple[str, Any]]:
+    return [(f"{path}.paragraphs[{n}]", one) for n, one in enumerate(_list_field(article, "paragraphs"))]
+
+
+def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector) -> None:
+    collector.see(paragraph)
+    try:
+        questions = _list_field(paragraph, "qas")
+        if not questions:
+            return None  # also without a context: annotation tools keep the paragraphs that nobody has asked about
+        context = text_field(paragraph, "context")
+    except Rejected as problem:
+        return collector.bad.add(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
+    for q, question in enumerate(questions):
+        if collector.full:
+            return None
+        place = partial(_question_place, path, q, title, question)
+        collector.add(question, context=context, title=title, place=place)
+    return None
+
+
+def _list_field(owner: Any, name: str) -> list[Any]:
+    """Return this list of an article or a paragraph; null is an empty one."""
+    if not isinstance(owner, Mapping):
+        raise not_an_object(owner)
+    value = owner.get(name)
+    if value is None and name in owner:
+        return []
+    if not isinstance(value, list):
+        raise Rejected(
+            f"{name} is {kind(value)}, not a list" if name in owner else f"{name} is missing",
+            got=value if name in owner else sorted(map(str, owner)),
+            why="articles hold a list of paragraphs, and paragraphs a list of qas",
+            fix=f"write {name} as a list",
+        )
+    return value
+
+
+def _n_questions(part: Any) -> int:
+    """Return the number of readable questions in an article or a paragraph."""
+    if not isinstance(part, Mapping):
+        return 0
+    qas, paragraphs = part.get("qas"), part.get("paragraphs")
+    if isinstance(qas, list):
+        return len(qas)
+    return sum(map(_n_questions, paragraphs)) if isinstance(paragraphs, list) else 0
+
+
+def _article_place(path: str, article: Any) -> str:
+    title = article.get("title") if isinstance(article, Mapping) else None
+    return f"{path}{_named('article', title)}"
+
+
+def _paragraph_place(path: str, title: str) -> str:
+    return f"{path}{_named('article', title)}"
+
+
+def _question_place(path: str, index: int, title: str, question: Any) -> str:
+    name = question.get("id") if isinstance(question, Mapping) else None
+    return f"{path}.qas[{index}]{_named('article', title)}{_named('question', name)}"
+
+
+def _named(what: str, name: Any) -> str:
+    return f", {what} {str(name)[:80]!r}" if isinstance(name, str | int) and name != "" else ""
+
+
+_TELLING = {"context", "question", "answers"}
+
+
+def read_questions(
+    path: Path, *, limit: int | None = None, require_answers: bool = True, skip_bad: bool = False
+) -> Questions:
+    """Return the questions of a file, the first `limit` of them if a limit is given.
+
+    Read are SQuAD's nested JSON (1.1 and 2.0), and its paragraphs without articles around them; one row a question,
+    with the columns id, context, question, answers and perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the
+    answers as JSON text) or Parquet. The columns answer_text and answer_start may take the place of answers. Without
+    `require_answers` the answers may be missing.
+    Everything is checked before anything is returned: DataError reports the first problems, each with its place, and
+    how many there are. With `skip_bad` the result holds the good questions and names the bad.
+    """
+    collector = Collector(str(path), limit=limit, require_answers=require_answers, skip_bad=skip_bad)
+    try:
+        data = read_bytes(Path(path))
+        with no_cycle_search():
+            if data.startswith(PARQUET):
+                read_columns(parquet_columns(data, READ), collector)
+            else:
+                _read_text(text_of(data), data, collector, Path(path))
+    except Rejected as problem:
+        raise problem.error(str(path)) from None
+    return collector.finish()
+
+
+def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None:
+    begin = skip_space(text)
+    if begin == len(text):
+        raise Rejected("the file is empty", why="there is no question in it", fix="name another file")
+    if text[begin] not in "{[" and (delimiter := delimiter_of(text, TEXTS, path)):
+        read_table(csv_table(data, TEXTS, delimiter), collector)
+        return
+    document, end = parse_json(text, begin)
+    rest = skip_space(text, end)
+    in_lines = "\n" not in text[begin:end] and "\n" in text[end:rest]
+    if rest == len(text):
+        _read_document(document, collector)
+    elif in_lines and _is_row(document):
+        read_rows(json_lines(text), collector)
+    elif in_lines and is_paragraph(document):
+        read_nested(json_lines(text), collector)
+    else:
+        raise Rejected(
+            f"{place_in(text, rest)}: the JSON ends here, but more text follows",
+            got=text[rest : rest + 40],
+            why="a file is one JSON document, or JSON lines with one object a line",
+            fix="remove what follows, or write one object a line",
+        )
+
+
+def _read_document(document: Any, collector: Collector) -> None:
+    if isinstance(document, list):
+        return _read_data(document, collector)
+    if not isinstance(document, Mapping):
+        raise not_an_object(document)
+    if "data" not in document:
+        if _is_row(document):  # JSON lines with only one line
+            return read_rows([("line 1", document)], collector)
+        if is_paragraph(document):
+            return read_nested([("line 1", document)], collector)
+        raise _not_squad("the document has no `data`", document)
+    articles = document["data"]
+    if not isinstance(articles, list):
+        raise _not_squad("`data` is not a list", document)
+    return _read_data(articles, collector)
+
+
+def _read_data(items: Sequence[Any], collector: Collector) -> None:
+    first = items[0] if items else None
+    if isinstance(first, Mapping) and isinstance(first.get("data"), Mapping) and "annotations" in first:
+        raise Rejected(
+            "this is Label Studio's JSON export",
+            got=f"fields found: {', '.join(map(str, first))}",
+            why="it holds the work of each annotator, and it is not known whose is right",
+            fix="write one row a question: id, context, question and answers, or answer_text and answer_start",
+        )
+    placed = ((f"data[{n}]", one) for n, one in enumerate(items))
+    if items and _is_row(items[0]):
+        read_rows(placed, collector)
+    else:
+        read_nested(placed, collector)
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether this is a row with one question, not one of several questions; columns may be missing."""
+    return (
+        isinstance(value, Mapping)
+        and not {"data", "paragraphs", "qas"} & value.keys()
+        and bool(_TELLING & value.keys())
+    )
+
+
+def _not_squad(what: str, document: Mapping[str, Any]) -> Rejected:
+    return Rejected(
+        f"not SQuAD: {what}",
+        got=f"fields found: {', '.join(map(str, document)) or 'none'}",
+        why='SQuAD is {"data": [...]}: articles with paragraphs, or rows with id, context, question and answers',
+        fix="write the file so, or as JSON lines, CSV or Parquet",
+    )
+
+
+def read_hub(
+    source: HubSource, limit: int | None = None, *, require_answers: bool = True, skip_bad: bool = False
+) -> Questions:
+    """Return the questions of one split, checked as `read_questions` checks a file. No code of the data set is run."""
+    name = source.describe()
+    collector = Collector(name, limit=limit, require_answers=require_answers, skip_bad=skip_bad)
+    dataset = load_split(source)
+    rows = len(dataset) if limit is None else min(limit, len(dataset))
+    try:
+        with no_cycle_search():
+            read_table(dataset.with_format("arrow")[:rows], collector)
+    except Rejected as problem:
+        raise problem.error(name) from None
+    return collector.finish()

@@ -1,0 +1,73 @@
+"""`whet tag`: the command of token classification, and what its run consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from whet.config.arguments import TrainingArguments
+from whet.jobs.command import training_command
+from whet.jobs.predict.arguments import PredictFields
+from whet.jobs.task import OF_TRAINING, Task
+from whet.models.loading.heads import TOKEN_CLASSIFICATION
+from whet.tasks.tag.arguments import TagArguments, check_run
+
+if TYPE_CHECKING:
+    from whet.jobs.job import Job
+    from whet.tasks.tag.sentences import Sentences
+
+_SHOWN = {
+    **OF_TRAINING,
+    "train_samples_per_second": ("sentences a second", "{:,.2f}"),
+    "eval_loss": ("loss", "{:.4f}"),
+    "eval_accuracy": ("accuracy of words", "{:.2%}"),
+    "eval_precision": ("precision of entities", "{:.4f}"),
+    "eval_recall": ("recall of entities", "{:.4f}"),
+    "eval_f1": ("F1 of entities", "{:.4f}"),
+    "eval_f1_macro": ("F1 of tags, macro", "{:.4f}"),
+    "predict_accuracy": ("accuracy, test", "{:.2%}"),
+    "predict_f1": ("F1 of entities, test", "{:.4f}"),
+}
+
+
+def _read(job: TagArguments, name: str) -> Sentences:
+    from whet.tasks.tag.read import read_split
+
+    return read_split(job, name)
+
+
+def _prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
+    from whet.tasks.tag.job import prepare
+
+    return prepare(job, args, sentences)
+
+
+def _predict(asked: PredictFields) -> int:
+    from whet.tasks.tag.job import predict
+
+    return predict(asked)
+
+
+TASK = Task(
+    name="tag",
+    head=TOKEN_CLASSIFICATION,
+    check=check_run,
+    read=_read,
+    prepare=_prepare,
+    predict=_predict,
+    shown=_SHOWN,
+    judged_by=("f1", "accuracy"),
+)
+TAG = training_command(
+    TASK,
+    TagArguments,
+    summary=(
+        "Fine-tune a model that gives each word a tag: names of entities, parts of speech, chunks; evaluate it and"
+        " predict. The options are those of transformers' run_ner.py and TrainingArguments; their older names work too."
+    ),
+    examples=(
+        "whet tag --model_name_or_path distilbert-base-uncased --train_file train.conll --do_train --output_dir out",
+        "whet tag run.yaml --task_name pos --label_all_tokens --output_dir out",
+    ),
+)
+COMMANDS = (TAG,)

@@ -1,0 +1,90 @@
+"""Tasks plug in by their folder: the registry finds them, and every command that reads it knows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whet import tasks
+from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, STOPPABLE, TRAINING
+
+
+def test_every_listed_command_has_its_options() -> None:
+    for name, entry in tasks.entries().items():
+        assert tasks.command(name).name == f"whet {name}"
+        assert COMMANDS[name] == entry.text
+
+
+def test_every_task_has_a_training_command_of_its_name() -> None:
+    names = {task.name for task in tasks.tasks()}
+    assert names == {name for name, entry in tasks.entries().items() if entry.does == "trains"} == RANKED == RESUMABLE
+    assert names < STOPPABLE < TRAINING
+
+
+_RHYME = """
+from dataclasses import dataclass
+
+from whet.config.settings import checked
+from whet.jobs.command import training_command
+from whet.jobs.fields import JobFields
+from whet.jobs.task import OF_TRAINING, Task
+from whet.models.loading.heads import CAUSAL_LM
+
+
+@checked(headings={"model_name_or_path": "Model"})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RhymeArguments(JobFields):
+    # Which model learns which rhymes.
+
+    meter: int = 5
+    '''Feet of a line.'''
+
+
+def _none(*_):
+    return []
+
+
+TASK = Task(name="rhyme", head=CAUSAL_LM, check=_none, read=_none, prepare=_none, predict=print, shown=OF_TRAINING,
+            judged_by=("loss",))
+COMMANDS = (training_command(TASK, RhymeArguments, summary="Learn to rhyme.", examples=("whet rhyme", "whet rhyme x")),)
+"""
+
+
+@pytest.fixture
+def folder_with_a_task(tmp_path: Path) -> Path:
+    """A folder that adds a task to whet.tasks, without a change of whet."""
+    task = tmp_path / "more" / "rhyme"
+    task.mkdir(parents=True)
+    (task / "__init__.py").write_text('COMMANDS = {"rhyme": ("trains", "learn to rhyme")}\n')
+    (task / "task.py").write_text(_RHYME)
+    (tmp_path / "whet_and_rhyme.py").write_text(
+        f"import whet.tasks\nwhet.tasks.__path__.append({str(task.parent)!r})\n"
+        "from whet.cli.main import main\nmain()\n"
+    )  # fmt: skip
+    return tmp_path
+
+
+def _said(folder: Path, *words: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    line = [sys.executable, "-m", "whet_and_rhyme", *words]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
+    assert "rhyme          learn to rhyme" in _said(folder_with_a_task, "--help")
+    assert "--meter" in _said(folder_with_a_task, "rhyme", "--help")
+    assert "next tokens" in _said(folder_with_a_task, "predict", "--help")
+    assert "did you mean whet rhyme?" in _said(folder_with_a_task, "rhime")
+    plan = _said(
+        folder_with_a_task,
+        *("k8s", "render", "job", "--image", "i", "--output_claim", "o", "--cpus", "2", "--memory", "4Gi"),
+        *("--nodes", "2", "--", "rhyme", "--meter", "4", "--output_dir", "/output/x", "--model_name_or_path", "m"),
+        *("--dataset_name", "d", "--do_train"),
+    )
+    assert "- rhyme" in plan
+    assert "--meter" in plan
