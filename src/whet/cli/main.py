@@ -187,6 +187,7 @@ def _dispatch(argv: list[str]) -> int:
         return _without_command(name)
 
     from whet.config.reading.load import load
+    from whet.delayed_imports import delayed
     from whet.optional import quiet_libraries
 
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
@@ -206,7 +207,7 @@ def _dispatch(argv: list[str]) -> int:
         from whet.cli.complain import require_address_space
 
         require_address_space()
-    with quiet_libraries():
+    with quiet_libraries(), delayed():
         done = command.run(*loaded.settings)
         return done if isinstance(done, int) else done()
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from transformers.trainer_utils import SchedulerType
 
+from whet.delayed_imports import standing
 from whet.train.compat.public import PublicTrainer
 from whet.train.output import files as output_files
 
 
+@standing()  # TrainingSummary imports datasets to ask whether the rows are one of its own
 def write_card(trainer: PublicTrainer, facts: dict[str, Any]) -> None:
     """Write README.md to the output folder: a draft of a model card with what the Trainer knows."""
     from transformers.modelcard import TrainingSummary
