@@ -12,9 +12,8 @@ from whet.cli.demo import COMMAND as DEMO
 from whet.cli.doctor import COMMAND as DOCTOR
 from whet.cli.main import COMMANDS, run
 from whet.cli.qa import COMMAND as QA
-from whet.config.command import Command
-from whet.config.options import help_texts, options_of
-from whet.config.reading.help import render
+from whet.config.command_line import Command, render
+from whet.config.settings import help_texts, options_of
 
 _PARTS = [part for command in (QA, ASK, DEMO, DOCTOR, BENCH) for part in command.parts]
 

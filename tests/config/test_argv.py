@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from whet.config.reading.argv import split
+from whet.config.command_line import split
 
 _KINDS: dict[str, Any] = {
     "bf16": bool,

@@ -10,7 +10,7 @@ import yaml
 from whet.cli.ask import COMMAND as ASK
 from whet.cli.qa import COMMAND as QA
 from whet.config.arguments import TrainingArguments
-from whet.config.reading.load import load
+from whet.config.command_line import load
 from whet.errors import ConfigError
 from whet.tasks.qa.arguments import QaArguments
 

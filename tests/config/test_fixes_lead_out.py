@@ -15,7 +15,7 @@ from whet.cli.launch import COMMAND as LAUNCH
 from whet.cli.lm import COMMAND as LM
 from whet.cli.qa import COMMAND as QA
 from whet.cli.tag import COMMAND as TAG
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.config.ranks import require_output_for_restarts
 from whet.config.rules.training import check_output_dir
 from whet.errors import ConfigError

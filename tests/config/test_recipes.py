@@ -14,7 +14,7 @@ import whet
 from tiny import tiny_model, tiny_rows
 from whet.cli.main import run
 from whet.cli.qa import COMMAND
-from whet.config.reading.load import load
+from whet.config.command_line import load
 from whet.config.recipes import RECIPES
 
 FEW = dict(RECIPES["few_samples"])

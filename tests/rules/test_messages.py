@@ -18,7 +18,7 @@ import engine
 import whet
 from whet.cli.main import COMMANDS
 from whet.config.optimizer_names import ELSEWHERE, OPTIONS
-from whet.config.options import options_of, spec_of
+from whet.config.settings import options_of, spec_of
 
 _TEXTS = all_texts()
 _OF_PROGRAMS = {

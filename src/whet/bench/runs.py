@@ -15,7 +15,7 @@ from typing import Any
 from whet.bench.arguments import BenchArguments
 from whet.bench.techniques import PLAIN, Base, Technique, why_not
 from whet.config.arguments import TrainingArguments
-from whet.config.options import options_of
+from whet.config.settings import options_of
 from whet.errors import hide_secrets
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments

@@ -1,6 +1,6 @@
 """`whet ask`: put questions to a trained model."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.tasks.qa.arguments import AskArguments
 
 

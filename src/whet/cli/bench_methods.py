@@ -2,7 +2,7 @@
 
 from whet.bench.arguments import BenchArguments
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.tasks.qa.arguments import QaArguments
 
 

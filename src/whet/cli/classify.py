@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.command import USAGE, missing_places
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run

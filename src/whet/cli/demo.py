@@ -1,6 +1,6 @@
 """`whet demo`: see training work, without a download."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.tasks.qa.arguments import DemoArguments
 
 

@@ -1,6 +1,6 @@
 """`whet demo-lm`: see a language model learn, without a download."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.tasks.lm.demo_arguments import DemoLmArguments
 
 

@@ -1,6 +1,6 @@
 """`whet doctor`: what this machine and this installation can do for training."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.doctor.arguments import DoctorArguments
 
 

@@ -1,6 +1,6 @@
 """`whet generate`: continue a text with a language model, or chat with it."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.tasks.lm.generate_arguments import GenerateArguments
 
 

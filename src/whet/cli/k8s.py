@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.kubernetes.arguments import KubernetesArguments
 
 
@@ -18,7 +18,7 @@ def _run(asked: KubernetesArguments) -> int:
 
 def _settings(name: str, words: Sequence[str]) -> Sequence[object]:
     """Return the settings of one of whet's commands."""
-    from whet.config.reading.load import load
+    from whet.config.command_line import load
 
     return load(import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND, words).settings
 

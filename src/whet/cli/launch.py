@@ -1,6 +1,6 @@
 """`whet launch`: start a command on the cores of this machine, or of several hosts, once for each rank."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.launch.arguments import HostsArguments, LaunchArguments
 
 

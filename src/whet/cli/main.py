@@ -186,7 +186,7 @@ def _dispatch(argv: list[str]) -> int:
     if name not in COMMANDS:
         return _without_command(name)
 
-    from whet.config.reading.load import load
+    from whet.config.command_line import load
     from whet.delayed_imports import delayed
     from whet.optional import quiet_libraries
 
@@ -234,7 +234,7 @@ def _show(text: str) -> int:
 
 
 def _unknown(word: str) -> ConfigError:
-    from whet.config.reading.given import nearest
+    from whet.config.settings import nearest
 
     like = nearest(word, list(COMMANDS))
     return ConfigError(

@@ -1,6 +1,6 @@
 """`whet merge`: fold a trained adapter into its model."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.lora.merge_arguments import MergeArguments
 
 

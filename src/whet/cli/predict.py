@@ -1,6 +1,6 @@
 """`whet predict`: the predictions of a trained model for a file, whatever its task is."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.predict.arguments import PredictArguments
 
 

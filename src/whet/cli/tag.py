@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.command import USAGE, missing_places
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from whet.config.reading.values import expected, read
+from whet.config.values import expected, read
 from whet.errors import Problem
 
 ENTRY_POINTS = "whet.optimizers"

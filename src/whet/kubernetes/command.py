@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from whet.config.elsewhere import Elsewhere, checked_for
+from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import ConfigError
 from whet.kubernetes import settings_files
 from whet.kubernetes.fields import KubernetesFields

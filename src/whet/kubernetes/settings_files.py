@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from whet.config import deepspeed, secrets
-from whet.config.reading.files import read_config
+from whet.config.command_line import read_config
 from whet.errors import MASK, ConfigError
 
 _LONE = (".yaml", ".yml", ".json")

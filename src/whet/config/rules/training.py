@@ -1,4 +1,6 @@
-"""Rules of `TrainingArguments`: each checks the settings and returns the problem, or None."""
+"""Rules about the length of a run, its evaluations, checkpoints, guards and logs."""
+
+from __future__ import annotations
 
 import math
 import os
@@ -8,8 +10,8 @@ from typing import Any
 
 from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least, below_one, seed, share, whole_or_share
-from whet.config.rules.reliability import RELIABILITY_RULES
-from whet.config.rules.schedule import SCHEDULE_RULES
+from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
+from whet.config.settings import options_of
 from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
@@ -212,6 +214,155 @@ def _no_output(folder: Path, why: str) -> Problem:
     return Problem(what="output_dir cannot be written", got=str(folder), why=why, fix=fix)
 
 
+def spike_is_above_the_median(args: TrainingFields) -> Problem | None:
+    """Half of all losses lie above their median."""
+    if args.max_loss_spike is None or args.max_loss_spike > 1:
+        return None
+    return Problem(
+        what="max_loss_spike is not above 1",
+        got=args.max_loss_spike,
+        why="it is the largest loss of a step as a multiple of the usual one: at 1 every other step would be skipped",
+        fix="use --max_loss_spike 5, for example, or leave it out",
+    )
+
+
+CURVE_FIELDS = (
+    "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
+    "label_smoothing_factor", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
+    "freeze_layers",
+)  # fmt: skip
+"""Settings that change the loss curve; its length may change."""
+
+METRIC_FIELDS = ("metric_for_best_model", "greater_is_better")
+"""Settings that define the best evaluation; compared if both runs have a metric for it."""
+
+EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS)
+"""Settings that change the curve if the learning rate follows the evaluations."""
+
+CURVE_FACTS = (
+    "precision", "methods", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data",
+    "evaluation_data", "order", "dtype", "loss",
+)  # fmt: skip
+"""Other facts that change the curve and do not follow from a single setting."""
+
+
+def interval_is_a_time(args: TrainingFields) -> Problem | None:
+    """An interval of 0 seconds would leave no time to train, and one of NaN would never end."""
+    if args.save_strategy != "time" or (args.save_interval_s > 0 and math.isfinite(args.save_interval_s)):
+        return None
+    return Problem(
+        what="save_interval_s is not a time between checkpoints",
+        got=args.save_interval_s,
+        why="save_strategy time writes a checkpoint after each interval of so many seconds",
+        fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
+    )
+
+
+def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
+    """A name that is never compared cannot be allowed to change."""
+    known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
+    strange = [name for name in args.resume_allow_changes if name not in known]
+    if not strange:
+        return None
+    return Problem(
+        what="resume_allow_changes names what is not compared",
+        got=strange,
+        why=f"a run that resumes is compared in {', '.join(known)}",
+        fix="use some of these in --resume_allow_changes; anything else may change without it",
+    )
+
+
+def some_saves_to_delay(args: TrainingFields) -> Problem | None:
+    """Without checkpoints there is nothing to write in the background."""
+    if not args.save_async or args.save_strategy != "no":
+        return None
+    return Problem(
+        what="save_async is on, but nothing is saved",
+        got=f"save_strategy={args.save_strategy}",
+        why="it says how checkpoints are written, and there will be none",
+        fix="leave --save_async out, or choose another --save_strategy",
+    )
+
+
+_WITH_NAMES = ("wandb", "mlflow", "trackio")
+
+
+def run_name_is_read(args: TrainingFields) -> Problem | None:
+    """TensorBoard has no names of runs, only folders."""
+    if args.run_name is None or set(_WITH_NAMES) & set(args.report_to):
+        return None
+    return Problem(
+        what="run_name is given, but no tracker reads it",
+        got=f"run_name={args.run_name}, report_to={','.join(args.report_to) or 'none'}",
+        why=f"of the trackers, {', '.join(_WITH_NAMES)} give their runs a name; TensorBoard has folders",
+        fix="add one of them to --report_to, or leave --run_name out; --logging_dir is TensorBoard's folder",
+    )
+
+
+_READ_BY = {
+    "eval_steps": ("eval_strategy", "steps"),
+    "save_steps": ("save_strategy", "steps"),
+    "save_interval_s": ("save_strategy", "time"),
+    "logging_steps": ("logging_strategy", "steps"),
+}
+"""Field -> the only strategy that reads it."""
+
+
+def unread(args: TrainingFields) -> list[str]:
+    """Return a note for each field that was changed from its default and has no effect in this run."""
+    notes = []
+    for name, (strategy, needed) in _READ_BY.items():
+        is_now = getattr(args, strategy)
+        if is_now != needed and _is_set(args, name) and not _also_evaluates(args, name):
+            shown = getattr(args, name)
+            notes.append(f"{name}={shown} has no effect with {strategy} {is_now}: set {strategy} {needed} to use it")
+    if args.save_strategy == "no" and _is_set(args, "save_total_limit"):
+        notes.append(
+            f"save_total_limit={args.save_total_limit} counts only checkpoints that a signal or a callback asks for: "
+            "save_strategy is no"
+        )
+    return [*notes, *_about_order(args), *_about_schedule(args)]
+
+
+def _about_order(args: TrainingFields) -> list[str]:
+    """Return notes for settings without effect on the order of rows, by transformers' rules."""
+    notes, strategy = [], args.train_sampling_strategy
+    by_length = ("group_by_length", "batch_rebalance")
+    if strategy not in by_length and _is_set(args, "length_column_name"):
+        notes.append(
+            f"length_column_name={args.length_column_name} has no effect: it is for train_sampling_strategy "
+            f"{' and '.join(by_length)}, and train_sampling_strategy is {strategy}"
+        )
+    if strategy == "batch_rebalance" and args.data_seed is None and _is_set(args, "seed"):
+        notes.append(
+            f"seed={args.seed} has no effect on the order of rows: batch_rebalance shuffles with seed 42, as in "
+            "transformers; data_seed changes it"
+        )
+    return notes
+
+
+def _about_schedule(args: TrainingFields) -> list[str]:
+    """Return notes for a schedule that follows a metric: its mode is min by default."""
+    kwargs = args.lr_scheduler_kwargs or {}
+    if args.lr_scheduler_type not in BY_METRIC or "mode" in kwargs or not args.greater_is_better:
+        return []
+    return [
+        f"{args.lr_scheduler_type} treats a smaller {args.metric_for_best_model} as better, as in transformers; "
+        'to change that, use lr_scheduler_kwargs {"mode": "max"}'
+    ]
+
+
+def _is_set(args: TrainingFields, name: str) -> bool:
+    return getattr(args, name) != options_of(type(args))[name].default
+
+
+def _also_evaluates(args: TrainingFields, name: str) -> bool:
+    """Evaluations run every logging_steps if eval_steps is not given."""
+    return name == "logging_steps" and args.eval_strategy == "steps" and args.eval_steps == args.logging_steps
+
+
 TRAINING_RULES: tuple[Rule, ...] = (
     output_dir_has_a_name,
     at_least("per_device_train_batch_size", 1, "a forward pass needs at least one row"),
@@ -246,5 +397,11 @@ TRAINING_RULES: tuple[Rule, ...] = (
     best_needs_a_metric,
     trackers_or_none,
     logging_dir_is_read,
-    *RELIABILITY_RULES,
+    at_least("max_nonfinite_steps", 1, "the run ends when as many steps in a row were not finite"),
+    spike_is_above_the_median,
+    at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the guard off"),
 )
+
+SAVING_RULES: tuple[Rule, ...] = (interval_is_a_time, allowed_changes_are_known, some_saves_to_delay)
+
+LOGGING_RULES: tuple[Rule, ...] = (run_name_is_read,)

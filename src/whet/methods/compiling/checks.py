@@ -10,7 +10,7 @@ from torch._inductor import list_mode_options
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
-from whet.config.rules.compile import DEFAULT_BACKEND
+from whet.config.rules.computing import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.models.experts import native
 from whet.models.experts.layer import layers_of

@@ -16,7 +16,7 @@ from torch._inductor import list_mode_options
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
-from whet.config.rules.compile import DEFAULT_BACKEND
+from whet.config.rules.computing import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph, native_call, torch_ops
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site

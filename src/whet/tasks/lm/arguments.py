@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from whet.config.names.aliases import Alias
-from whet.config.options import printable
-from whet.config.settings import checked
+from whet.config.aliases import Alias
+from whet.config.settings import checked, printable
 from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.lm.fields import LmFields
 from whet.tasks.lm.rules import LM_RULES

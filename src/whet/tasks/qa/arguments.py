@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config.options import printable
-from whet.config.settings import checked
+from whet.config.settings import checked, printable
 from whet.errors import DataError
 from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.qa.fields import AskFields, QaFields

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from whet.config.options import printable
-from whet.config.settings import checked
+from whet.config.settings import checked, printable
 from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.tag.fields import TagFields
 from whet.tasks.tag.rules import TAG_RULES

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from whet.config.rules.loading import PREFETCH_FACTOR
+from whet.config.rules.memory import PREFETCH_FACTOR
 from whet.data.batch import Batch
 from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.log import logger

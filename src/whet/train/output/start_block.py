@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from whet import console
-from whet.config import deepspeed_values, recipes
+from whet.config import deepspeed, recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
@@ -35,7 +35,7 @@ def of_training(trainer: PublicTrainer) -> list[str]:
         ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
         ("batch", [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, state.max_steps)]),
         ("recipe", recipes.described(args)),
-        ("deepspeed", deepspeed_values.described(args)),
+        ("deepspeed", deepspeed.described(args)),
         ("memory", _memory(trainer)),
         ("saves", _saves(trainer)),
     ]

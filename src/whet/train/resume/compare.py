@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.options import options_of
 from whet.config.ranks import here
-from whet.config.rules.saving import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
 from whet.config.rules.schedule import BY_METRIC
+from whet.config.rules.training import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
+from whet.config.settings import options_of
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision import policy
