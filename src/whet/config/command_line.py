@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from whet.config.aliases import kind_of
 from whet.config.secrets import hidden
@@ -82,7 +83,7 @@ class Loaded:
 def load(command: Command, argv: Sequence[str]) -> Loaded:
     """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
     argv, rest = _rest(argv, command)
-    words = split(argv, partial(_kind, Names.of(command.parts)), command.lone, command.second_lone)
+    words = split(argv, kinds_of(command), command.lone, command.second_lone)
     if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
         raise _without_dashes(command, argv)
     if "help" in words.wants:
@@ -136,8 +137,12 @@ def _broken(drafts: Sequence[Any], command: Command) -> list[Problem]:
     return [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
 
 
-def _kind(names: Names, name: str) -> Any:
-    return str if name == "config" else names.kind(name) or kind_of(names.off.get(name, ()))
+def kinds_of(command: Command) -> dict[str, Any]:
+    """Return the annotation of each name that the command line knows; refused names have values without effect."""
+    names = Names.of(command.parts)
+    off = {name: kind for name, values in names.off.items() if (kind := kind_of(values)) is not None}
+    known = {name: one.kind for name, one in [*names.aliases.items(), *names.options.items()]}
+    return {"config": str, **off, **known}
 
 
 def _take_all(words: Words, command: Command) -> Taken:
@@ -172,10 +177,10 @@ def _share(values: dict[str, Any], part: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in options_of(part)}
 
 
-_ALONE = ("help", "print_config")
-"""Flags of the command itself, which take no value."""
 STRAY = "a word belongs to no flag"
-_BARE = {"resume_from_checkpoint": "auto"}
+_OWN = ("help", "print_config")
+"""Flags of the command itself that need no value."""
+_BARE = {"resume_from_checkpoint": "auto", "help": "", "print_config": ""}
 """Options that take a value, with the value that they mean without one."""
 
 
@@ -187,111 +192,108 @@ class Words:
     """Name -> text; a list of texts if the name takes several. The last value of a repeated flag counts."""
     config_files: list[str] = field(default_factory=list)
     wants: set[str] = field(default_factory=set)
-    """`help` and `print_config`, if they were given."""
+    """`help`, `help all` and `print_config`, if they were given."""
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """A sentence for each value that counts for nothing, because its flag was repeated with another one."""
 
 
-def split(
-    argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None = None, second: str | None = None
-) -> Words:
-    """Return the words by name. A word without a name is the value of `lone`: `config`, or an option.
+def split(argv: Sequence[str], kinds: Mapping[str, Any], lone: str | None = None, second: str | None = None) -> Words:
+    """Return the words by name; `kinds` has the annotation of each known name.
 
-    A second word without a name is the value of the option `second`.
-
-    `kind_of` gives the annotation of a name, None for an unknown one. `--a-name`, `--a_name value` and `--a_name=value`
-    are all read; the bare `--name` of a switch means true, and its `--no_name` false.
+    A word without a name is the value of `lone`: `config`, or an option. A second one is that of the option `second`.
+    `--a-name`, `--a_name value` and `--a_name=value` are all read; the bare `--name` of a switch means true, and its
+    `--no_name` false.
     """
-    words = Words()
-    if argv[:1] == ["help"]:
-        words.wants.add("help")
-        argv = argv[1:]
-    first = lone
-    for name, text, switch in _pairs(argv, kind_of):
-        lone = second if second is not None and first in words.flags else first
-        if name in _ALONE and text is None:
-            words.wants.add(name)
-        elif text is None:
-            words.problems.append(_no_value(str(name)))
-        elif name is None and (problem := _wrong_lone(text, switch, lone, words)):
-            words.problems.append(problem)
+    kinds, words = {**dict.fromkeys(_OWN, str), **kinds}, Words()
+    argv = ["--help", *argv[1:]] if argv[:1] == ["help"] else argv
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in kinds:
+        parser.add_argument(f"--{name}", dest=name, action="append")
+    found, unknown = parser.parse_known_args([*_spelled(argv, kinds, (lone, second), words.problems)])
+    given: dict[str, list[str]] = vars(found)
+    for word in unknown:
+        name, _, text = word.removeprefix("--").partition("=")
+        given.setdefault(name, []).append(text)
+    for name, texts in given.items():
+        if name in _OWN and texts[-1] in ("", "all"):
+            words.wants |= {name, f"{name} {texts[-1]}".strip()}
+        elif name == "config":
+            words.config_files = texts
+        elif is_many(kinds.get(name)):
+            words.flags[name] = texts
         else:
-            _put(words, name or str(lone), text, kind_of)
+            words.flags[name] = texts[-1]
+            if {*texts} != {texts[-1]}:  # the note shows no value: it may be a secret
+                words.notes.append(f"--{name} is given more than once: only its last value counts")
     return words
 
 
-class _Pair(NamedTuple):
-    name: str | None
-    """None for a lone word."""
-    text: str | None
-    """None for a flag without a value."""
-    switch: str | None = None
-    """For a lone word: the flag before it, as written, if that is a switch without a value."""
+def _spelled(
+    argv: Sequence[str], kinds: Mapping[str, Any], lone_names: tuple[str | None, str | None], problems: list[Problem]
+) -> Iterator[str]:
+    """Yield each option as --name=value, which argparse reads without guessing.
 
-
-def _pairs(argv: Sequence[str], kind_of: Callable[[str], Any]) -> Iterator[_Pair]:
-    at, switch = 0, None
+    By itself it takes the word after a switch for its value, one that begins with a dash for a flag, and the value of
+    an unknown flag for a word of its own.
+    """
+    first, second = lone_names
+    named, switch, at = set[str](), None, 0
     while at < len(argv):
         word, after = argv[at], argv[at + 1] if at + 1 < len(argv) else None
         at += 1
         if not _is_flag(word):
-            yield _Pair(None, word, switch)
+            name = second if second is not None and first in named else first
+            problem = _wrong_lone(word, switch, name, named)
+            if problem is None:
+                yield f"--{name}={word}"
+                named.add(str(name))
+            else:
+                problems.append(problem)
             switch = None
             continue
         name, equals, text = word.lstrip("-").partition("=")
-        name, switch = {"h": "help"}.get(name, name.replace("-", "_")), None
-        if equals or name in _ALONE:
-            yield _Pair(name, text if equals else None)
+        name = {"h": "help"}.get(name, name.replace("-", "_"))
+        if name not in kinds and not equals and is_switch(kinds.get(name.removeprefix("no_"))):
+            yield f"--{name.removeprefix('no_')}=false"
+            named.add(name.removeprefix("no_"))
+            switch = word
             continue
-        name, bare = _switch(name, kind_of)
-        takes_next = after is not None and _is_value(after, bare)
-        yield _Pair(name, after if takes_next else bare)
-        at += takes_next
-        switch = word if bare in ("true", "false") and not takes_next else None
-
-
-def _wrong_lone(text: str, switch: str | None, lone: str | None, words: Words) -> Problem | None:
-    """Return the problem of a word without a flag, None if it is the value of `lone`."""
-    if lone == "config":
-        fits = Path(text).suffix.lower() in SUFFIXES
-    else:
-        fits = lone is not None and (switch is None or "/" in text or Path(text).exists())
-    if switch is not None and not fits:
-        return _no_bool(switch, text)
-    return None if fits and lone not in words.flags else _stray(text, lone)
+        bare = "true" if is_switch(kinds.get(name)) else _BARE.get(name) if name in kinds else ""
+        switch = None
+        if not equals and after is not None and _is_value(after, name, kinds):
+            text, at = after, at + 1
+        elif not equals and bare is not None:
+            text, switch = bare, word if bare == "true" else None
+        elif not equals:
+            problems.append(_no_value(name))
+            continue
+        yield f"--{name}={text}"
+        named.add(name)
 
 
 def _is_flag(word: str) -> bool:
     return word.startswith("--") or (len(word) > 1 and word[0] == "-" and word[1].isalpha())
 
 
-def _switch(name: str, kind_of: Callable[[str], Any]) -> tuple[str, str | None]:
-    """Return the option's name, and the meaning of its bare flag: None if the flag needs a value."""
-    if kind_of(name) is None and name.startswith("no_") and is_switch(kind_of(name[3:])):
-        return name[3:], "false"
-    if kind_of(name) is None:
-        return name, ""  # so that an unknown flag is reported as unknown, and not for its lack of a value
-    return name, "true" if is_switch(kind_of(name)) else _BARE.get(name)
-
-
-def _is_value(word: str, bare: str | None) -> bool:
+def _is_value(word: str, name: str, kinds: Mapping[str, Any]) -> bool:
     """Return whether the word after a flag is its value; a switch takes only true and false: a file may follow."""
-    if bare == "true":
+    if name in _OWN:
+        return name == "help" and word == "all"
+    if is_switch(kinds.get(name)):
         return is_bool_word(word) or word == "null"
-    return bare != "false" and not word.startswith("--")
+    return not word.startswith("--")
 
 
-def _put(words: Words, name: str, text: str, kind_of: Callable[[str], Any]) -> None:
-    if name == "config":
-        words.config_files.append(text)
-    elif is_many(kind_of(name)):
-        earlier = words.flags.get(name)
-        words.flags[name] = [*(earlier if isinstance(earlier, list) else []), text]
-    else:
-        if words.flags.get(name, text) != text:  # the note shows no value: it may be a secret
-            words.notes.append(f"--{name} is given more than once: only its last value counts")
-        words.flags[name] = text
+def _wrong_lone(text: str, switch: str | None, lone: str | None, named: Collection[str]) -> Problem | None:
+    """Return the problem of a word without a flag, None if it is the value of `lone`; `switch` stands before it."""
+    if lone == "config":
+        return (
+            None if Path(text).suffix.lower() in SUFFIXES else _no_bool(switch, text) if switch else _stray(text, lone)
+        )
+    if switch is not None and (lone is None or not ("/" in text or Path(text).exists())):
+        return _no_bool(switch, text)
+    return _stray(text, lone) if lone is None or lone in named else None
 
 
 def _no_value(name: str) -> Problem:
