@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
-from whet.jobs.command import USAGE, missing_places
+from whet.jobs.command import MAIN_OPTIONS, USAGE, missing_places
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run
 
@@ -42,6 +42,7 @@ COMMAND = Command(
         "whet classify run.yaml --metric_name accuracy --load_best_model_at_end --output_dir out",
     ),
     parts=(ClassifyArguments, TrainingArguments),
+    main=(*MAIN_OPTIONS, "text_column_names", "label_column_name"),
     lone="config",
     takes_config=True,
     check=check_run,

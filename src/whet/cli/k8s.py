@@ -23,6 +23,10 @@ def _settings(name: str, words: Sequence[str]) -> Sequence[object]:
     return load(import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND, words).settings
 
 
+_MAIN = (
+    "action", "name", "image", "nodes", "nproc_per_node", "cpus", "memory", "max_restarts", "output_claim",
+    "data_claim", "env", "env_from_secret",
+)  # fmt: skip
 COMMAND = Command(
     name="whet k8s",
     summary=(
@@ -43,5 +47,6 @@ COMMAND = Command(
         "whet k8s delete squad",
     ),
     parts=(KubernetesArguments,),
+    main=_MAIN,
     run=_run,
 )

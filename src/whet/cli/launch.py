@@ -16,6 +16,10 @@ def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
     return run_launch(asked, hosts, COMMANDS, RANKED)
 
 
+_MAIN = (
+    "nproc_per_node", "kept_free_cores", "memory_allocator", "max_restarts", "log_dir", "dry_run", "hosts",
+    "hostfile",
+)  # fmt: skip
 COMMAND = Command(
     name="whet launch",
     summary=(
@@ -33,5 +37,6 @@ COMMAND = Command(
         "whet launch --hosts node1,node2 -- train.py",
     ),
     parts=(LaunchArguments, HostsArguments),
+    main=_MAIN,
     run=_run,
 )

@@ -5,7 +5,7 @@ from functools import partial
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
-from whet.jobs.command import USAGE, missing_places
+from whet.jobs.command import MAIN_OPTIONS, USAGE, missing_places
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.rules import check_run
 
@@ -29,6 +29,7 @@ COMMAND = Command(
         "whet lm run.yaml --train_file chats.jsonl --max_length 512 --output_dir out",
     ),
     parts=(LmArguments, TrainingArguments),
+    main=(*MAIN_OPTIONS, "dataset_text_field", "max_length"),
     lone="config",
     takes_config=True,
     check=check_run,

@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
-from whet.jobs.command import USAGE, missing_places
+from whet.jobs.command import MAIN_OPTIONS, USAGE, missing_places
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
 
@@ -36,6 +36,7 @@ COMMAND = Command(
         "whet qa run.yaml --bf16 --learning_rate 3e-5 --output_dir out",
     ),
     parts=(QaArguments, TrainingArguments),
+    main=(*MAIN_OPTIONS, "max_seq_length"),
     lone="config",
     takes_config=True,
     check=check_run,

@@ -5,7 +5,7 @@ from functools import partial
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
-from whet.jobs.command import USAGE, missing_places
+from whet.jobs.command import MAIN_OPTIONS, USAGE, missing_places
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run
 
@@ -29,6 +29,7 @@ COMMAND = Command(
         "whet tag run.yaml --task_name pos --label_all_tokens --output_dir out",
     ),
     parts=(TagArguments, TrainingArguments),
+    main=(*MAIN_OPTIONS, "text_column_name", "label_column_name"),
     lone="config",
     takes_config=True,
     check=check_run,

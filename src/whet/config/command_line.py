@@ -46,6 +46,8 @@ class Command:
     """Command lines, shown at the top of the help text."""
     parts: tuple[type, ...]
     """The settings classes of its flags."""
+    main: tuple[str, ...] = ()
+    """The options that --help shows; --help all shows every one. Empty: they are few, and --help shows all."""
     lone: str | None = None
     """The meaning of a word without a flag: `config`, or the name of an option."""
     second_lone: str | None = None
@@ -87,7 +89,7 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
         raise _without_dashes(command, argv)
     if "help" in words.wants:
-        return Loaded(text=render(command))
+        return Loaded(text=render(command, every="help all" in words.wants))
     taken = _take_all(words, command)
     values = {**taken.values, **command.usual(taken.values), **rest}
     drafts = [draft(part, _share(values, part)) for part in command.parts]
@@ -404,15 +406,20 @@ _WIDEST = 100
 _CONFIG_HELP = (
     ("--config FILE", "YAML or JSON file with a value for any option below. Repeat it: later files, then flags, win."),
     ("--print_config", "Print every option with its value, in the form that --config reads, and stop."),
-    ("--help", "Print this text and stop."),
+    ("--help", "Print the options that matter most and stop; --help all prints every option."),
 )
 _SWITCHES = "An option that is true|false may stand alone: --bf16 is --bf16 true, and --no_bf16 is --bf16 false."
 
 
-def render(command: Command, columns: int | None = None) -> str:
-    """Return the help text, wrapped to `columns` (default: the terminal's)."""
+def render(command: Command, columns: int | None = None, *, every: bool = False) -> str:
+    """Return the help text, wrapped to `columns` (default: the terminal's): of the main options, or of every one."""
     width = min(columns or shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
-    return "\n".join([*_head(command, width), *_command_part(command, width), *_option_parts(command, width)])
+    options = [option for part in command.parts for option in options_of(part).values() if option.name != command.rest]
+    shown = [option for option in options if every or not command.main or option.name in command.main]
+    lines = [*_head(command, width), *_command_part(command, width), *_option_parts(command, shown, width)]
+    if len(shown) < len(options):
+        lines += ["", *_wrap(f"All {len(options)} options: {command.name} --help all", width, "")]
+    return "\n".join(lines)
 
 
 def _head(command: Command, width: int) -> Iterator[str]:
@@ -436,19 +443,16 @@ def _command_part(command: Command, width: int) -> Iterator[str]:
     yield from _wrap(_SWITCHES, width, "  ")
 
 
-def _option_parts(command: Command, width: int) -> Iterator[str]:
+def _option_parts(command: Command, shown: Sequence[Option], width: int) -> Iterator[str]:
+    texts = {name: text for part in command.parts for name, text in help_texts(part).items()}
     heading = None
-    for part in command.parts:
-        texts = help_texts(part)
-        for option in options_of(part).values():
-            if option.name == command.rest:
-                continue
-            if option.heading != heading:
-                heading = option.heading
-                yield ""
-                yield f"{heading}:"
-            yield _first_line(option, width)
-            yield from _wrap(texts.get(option.name, ""), width, " " * 6)
+    for option in shown:
+        if option.heading != heading:
+            heading = option.heading
+            yield ""
+            yield f"{heading}:"
+        yield _first_line(option, width)
+        yield from _wrap(texts.get(option.name, ""), width, " " * 6)
 
 
 def _first_line(option: Option, width: int) -> str:

@@ -228,7 +228,7 @@ def _unknown(name: str, names: Names) -> Problem:
         what=f"{said}{names.where} is unknown",
         got=name,
         why="no option has this name, and a setting without effect would mislead",
-        fix=f"did you mean {names.say(like)}?" if like else f"leave {said} out; --help lists every option",
+        fix=f"did you mean {names.say(like)}?" if like else f"leave {said} out; --help all lists every option",
     )
 
 
