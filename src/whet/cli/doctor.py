@@ -5,7 +5,7 @@ from whet.doctor.arguments import DoctorArguments
 
 
 def _run(asked: DoctorArguments) -> int:
-    from whet.doctor.run import run_doctor
+    from whet.doctor.report import run_doctor
 
     return run_doctor(asked)
 

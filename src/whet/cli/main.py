@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from whet import __version__, lasting
 from whet.config import environment
@@ -23,6 +23,9 @@ from whet.errors import (
 )
 from whet.launch import pinning
 from whet.train.control import stop
+
+if TYPE_CHECKING:
+    from whet.config.command_line import Command
 
 COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
@@ -83,9 +86,9 @@ _HELP = "\n".join(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     if "_ARGCOMPLETE" in os.environ:
-        from whet.cli.completion import answer
+        from whet.config.command_line import complete
 
-        answer(COMMANDS)
+        complete(COMMANDS, _command)
     words = list(sys.argv[1:] if argv is None else argv)
     trains = words[:1] != [] and words[0] in TRAINING and not _ONLY_PRINTS & {word.replace("-", "_") for word in words}
     no_output = 1 in lasting.open_closed() and words[:1] and not trains
@@ -195,7 +198,7 @@ def _dispatch(argv: list[str]) -> int:
     from whet.delayed_imports import delayed
     from whet.optional import quiet_libraries
 
-    command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
+    command = _command(name)
     loaded = load(command, argv[1:])
     for note in loaded.notes:
         _note(note)
@@ -215,6 +218,10 @@ def _dispatch(argv: list[str]) -> int:
     with quiet_libraries(), delayed():
         done = command.run(*loaded.settings)
         return done if isinstance(done, int) else done()
+
+
+def _command(name: str) -> "Command":
+    return import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
 
 
 def _note(text: str) -> None:

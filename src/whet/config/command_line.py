@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from whet.config.aliases import kind_of
 from whet.config.secrets import hidden
@@ -497,3 +499,46 @@ def _wrap(text: str, width: int, indent: str) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def complete(commands: Mapping[str, str], command_of: Callable[[str], Command]) -> None:
+    """Write the completions that a shell asks for by argcomplete, and end the process.
+
+    `commands`: name -> what it does; `command_of` returns the command of a name.
+    """
+    try:
+        import argcomplete  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        sys.exit(1)  # the shell has argcomplete, this environment has not: it shows nothing
+    typed = os.environ.get("COMP_LINE", "").split()
+    parser = argparse.ArgumentParser(prog="whet", add_help=False)
+    parsers = parser.add_subparsers()
+    for name, text in commands.items():
+        of_command = parsers.add_parser(name, help=text, add_help=False)
+        if name in typed[1:2]:
+            _add_completions(of_command, command_of(name))
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _add_completions(parser: argparse.ArgumentParser, command: Command) -> None:
+    for name in command.own_flags:
+        if name == "config":
+            parser.add_argument("--config", action="append")
+        else:
+            parser.add_argument(f"--{name}", nargs="?", choices=["all"] if name == "help" else [])
+    for option in (option for part in command.parts for option in options_of(part).values()):
+        if option.name != command.rest:
+            choices, nargs = _choices(option.kind) or None, "?" if is_switch(option.kind) else None
+            parser.add_argument(f"--{option.name}", action="append", nargs=nargs, choices=choices)
+    for name in filter(None, (command.lone, command.second_lone)):
+        kind = next((options_of(part)[name].kind for part in command.parts if name in options_of(part)), str)
+        parser.add_argument(name, nargs="?", choices=_choices(kind) or None)
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the words that a value may be; empty if it may be any."""
+    if kind is bool:
+        return ["true", "false"]
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    return [choice for member in get_args(kind) for choice in _choices(member)]
