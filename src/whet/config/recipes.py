@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.card import Card
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least
+from whet.config.rules.ranges import Rule, at_least, broken_if
 from whet.config.rules.schedule import WITHOUT_WARMUP
 from whet.config.rules.sharing import stage_of
 from whet.errors import Problem
@@ -96,30 +96,6 @@ def recipe_sets_something(args: TrainingFields) -> Problem | None:
     )
 
 
-def one_length(args: TrainingFields) -> Problem | None:
-    """max_steps is the length of the run, so there is nothing for min_steps to decide."""
-    if args.min_steps is None or args.max_steps <= 0:
-        return None
-    return Problem(
-        what="min_steps has no effect next to max_steps",
-        got=f"min_steps={args.min_steps}, max_steps={args.max_steps}",
-        why="max_steps is the length of the run; min_steps is a lower bound for what num_train_epochs asks for",
-        fix="keep one of --min_steps and --max_steps",
-    )
-
-
-def decay_is_a_factor(args: TrainingFields) -> Problem | None:
-    """At 0 nothing below the head would learn; above 1 the lowest blocks would learn fastest."""
-    if 0 < args.layerwise_lr_decay <= 1:
-        return None
-    return Problem(
-        what="layerwise_lr_decay is not a factor above 0 and up to 1",
-        got=args.layerwise_lr_decay,
-        why="the learning rate of each block is this times that of the block above it",
-        fix="use --layerwise_lr_decay 0.9, or 1 for one learning rate",
-    )
-
-
 def averaging_starts_within_the_run(args: TrainingFields) -> Problem | None:
     """An average that begins after the last step would be one of nothing."""
     start = args.weight_averaging_start
@@ -136,8 +112,22 @@ def averaging_starts_within_the_run(args: TrainingFields) -> Problem | None:
 RECIPE_RULES: tuple[Rule, ...] = (
     recipe_sets_something,
     at_least("min_steps", 1, "a run has an optimizer step"),
-    one_length,
-    decay_is_a_factor,
+    broken_if(
+        "one_length",
+        ("min_steps", "max_steps"),
+        lambda args: args.min_steps is not None and args.max_steps > 0,
+        what="min_steps has no effect next to max_steps",
+        why="max_steps is the length of the run; min_steps is a lower bound for what num_train_epochs asks for",
+        fix="keep one of --min_steps and --max_steps",
+    ),
+    broken_if(
+        "decay_is_a_factor",
+        ("layerwise_lr_decay",),
+        lambda args: not (0 < args.layerwise_lr_decay <= 1),
+        what="layerwise_lr_decay is not a factor above 0 and up to 1",
+        why="the learning rate of each block is this times that of the block above it",
+        fix="use --layerwise_lr_decay 0.9, or 1 for one learning rate",
+    ),
     at_least("reinit_layers", 0, "it counts blocks"),
     averaging_starts_within_the_run,
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.config.fields import TrainingFields
 from whet.config.method_names import asked_by, names_to_ask_for
-from whet.config.rules.ranges import Rule, at_least, only_with
+from whet.config.rules.ranges import Rule, at_least, broken_if, only_with
 from whet.errors import Problem
 
 _SWITCHES = ("bf16", "fp16")
@@ -27,18 +27,6 @@ def resolve_precision(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"precision": precision, **filled}
 
 
-def one_half_precision(args: TrainingFields) -> Problem | None:
-    """A product computes in one format."""
-    if not (args.bf16 and args.fp16):
-        return None
-    return Problem(
-        what="bf16 and fp16 are both asked for",
-        got="bf16=True, fp16=True",
-        why="the products of a run compute in one number format",
-        fix="keep --bf16, which needs no loss scaling, or --fp16",
-    )
-
-
 def switch_agrees(name: str) -> Rule:
     """Return the rule that the ecosystem's switch of a format agrees with precision."""
 
@@ -57,36 +45,33 @@ def switch_agrees(name: str) -> Rule:
     return rule
 
 
-def tf32_has_a_gpu(args: TrainingFields) -> Problem | None:
-    """Checked before torch is loaded; whether the GPU has TF32 is checked later."""
-    if not (args.tf32 and args.use_cpu):
-        return None
-    return Problem(
-        what="tf32 is asked for on the CPU",
-        got="tf32=True, use_cpu=True",
-        why="TF32 is a format of the tensor cores of NVIDIA's GPUs, and would do nothing here",
-        fix="leave out one of --tf32 and --use_cpu",
-    )
-
-
-def int8_is_not_compiled(args: TrainingFields) -> Problem | None:
-    """A compiled graph contains its own products."""
-    if not (args.precision == "int8" and args.torch_compile):
-        return None
-    return Problem(
-        what="int8 does not work with torch_compile",
-        got="precision=int8, torch_compile=true",
-        why="the compiler cannot look into whet's products of 8 bits, and would run its own in fp32",
-        fix="leave --torch_compile out, or use --precision fp32",
-    )
-
-
 PRECISION_RULES: tuple[Rule, ...] = (
-    one_half_precision,
+    broken_if(
+        "one_half_precision",
+        ("bf16", "fp16"),
+        lambda args: args.bf16 and args.fp16,
+        what="bf16 and fp16 are both asked for",
+        why="the products of a run compute in one number format",
+        fix="keep --bf16, which needs no loss scaling, or --fp16",
+    ),
     switch_agrees("bf16"),
     switch_agrees("fp16"),
-    tf32_has_a_gpu,
-    int8_is_not_compiled,
+    broken_if(
+        "tf32_has_a_gpu",
+        ("tf32", "use_cpu"),
+        lambda args: args.tf32 and args.use_cpu,
+        what="tf32 is asked for on the CPU",
+        why="TF32 is a format of the tensor cores of NVIDIA's GPUs, and would do nothing here",
+        fix="leave out one of --tf32 and --use_cpu",
+    ),
+    broken_if(
+        "int8_is_not_compiled",
+        ("precision", "torch_compile"),
+        lambda args: args.precision == "int8" and args.torch_compile,
+        what="int8 does not work with torch_compile",
+        why="the compiler cannot look into whet's products of 8 bits, and would run its own in fp32",
+        fix="leave --torch_compile out, or use --precision fp32",
+    ),
 )
 
 
@@ -134,47 +119,34 @@ def backend_is_not_gone(args: TrainingFields) -> Problem | None:
     return Problem(what=f"torch.compile has no backend {name} any more", got=name, why=why, fix=fix)
 
 
-def mode_is_inductors(args: TrainingFields) -> Problem | None:
-    """The other backends would ignore it."""
-    if args.torch_compile_mode is None or args.torch_compile_backend in (DEFAULT_BACKEND, None, *GONE):
-        return None
-    return Problem(
-        what="torch_compile_mode goes with the backend inductor",
-        got=f"torch_compile_mode={args.torch_compile_mode}, torch_compile_backend={args.torch_compile_backend}",
-        why="the other backends have no modes",
-        fix="leave --torch_compile_mode out, or use --torch_compile_backend inductor",
-    )
-
-
-def compiled_blocks_are_whole(args: TrainingFields) -> Problem | None:
-    """A compiled graph chooses itself what it keeps."""
-    if not (args.torch_compile and args.gradient_checkpointing and args.checkpointing_policy == "selective"):
-        return None
-    return Problem(
-        what="selective checkpointing does not go with torch_compile",
-        got="torch_compile=true, checkpointing_policy=selective",
-        why="a compiled block chooses itself what it keeps for backward and what it computes again",
-        fix="use --checkpointing_policy blocks, or leave --torch_compile out",
-    )
-
-
-def offload_meets_no_graph(args: TrainingFields) -> Problem | None:
-    """Hooks on saved tensors and compiled graphs are not tried together."""
-    if not (args.torch_compile and args.activation_offload):
-        return None
-    return Problem(
-        what="activation_offload does not go with torch_compile",
-        got="torch_compile=true, activation_offload=true",
-        why="a compiled block keeps its activations itself, and they would stay on the GPU",
-        fix="leave one of the two out; --gradient_checkpointing saves memory in compiled models, too",
-    )
-
-
 COMPILE_RULES: tuple[Rule, ...] = (
     backend_is_not_gone,
-    mode_is_inductors,
-    compiled_blocks_are_whole,
-    offload_meets_no_graph,
+    broken_if(
+        "mode_is_inductors",
+        ("torch_compile_mode", "torch_compile_backend"),
+        lambda args: (
+            args.torch_compile_mode is not None and args.torch_compile_backend not in (DEFAULT_BACKEND, None, *GONE)
+        ),
+        what="torch_compile_mode goes with the backend inductor",
+        why="the other backends have no modes",
+        fix="leave --torch_compile_mode out, or use --torch_compile_backend inductor",
+    ),
+    broken_if(
+        "compiled_blocks_are_whole",
+        ("torch_compile", "checkpointing_policy"),
+        lambda args: args.torch_compile and args.gradient_checkpointing and (args.checkpointing_policy == "selective"),
+        what="selective checkpointing does not go with torch_compile",
+        why="a compiled block chooses itself what it keeps for backward and what it computes again",
+        fix="use --checkpointing_policy blocks, or leave --torch_compile out",
+    ),
+    broken_if(
+        "offload_meets_no_graph",
+        ("torch_compile", "activation_offload"),
+        lambda args: args.torch_compile and args.activation_offload,
+        what="activation_offload does not go with torch_compile",
+        why="a compiled block keeps its activations itself, and they would stay on the GPU",
+        fix="leave one of the two out; --gradient_checkpointing saves memory in compiled models, too",
+    ),
 )
 
 

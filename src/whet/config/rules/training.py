@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least, below_one, seed, share, whole_or_share
+from whet.config.rules.ranges import Rule, at_least, below_one, broken_if, seed, share, whole_or_share
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
 from whet.errors import ConfigError, OutputError, Problem
@@ -20,54 +20,6 @@ LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
 """The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
 NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME})
 """Files that do not count as content of an output_dir."""
-
-
-def warmup_steps_whole_or_share(args: TrainingFields) -> Problem | None:
-    """A fraction of a step is not possible."""
-    if args.warmup_steps < 1 or args.warmup_steps == int(args.warmup_steps):
-        return None
-    return Problem(
-        what="warmup_steps is neither steps nor a share",
-        got=args.warmup_steps,
-        why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
-        fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
-    )
-
-
-def one_warmup(args: TrainingFields) -> Problem | None:
-    """Two lengths of one warm-up contradict each other."""
-    if not (args.warmup_steps and args.warmup_ratio):
-        return None
-    return Problem(
-        what="the warm-up is given twice",
-        got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
-        why="both set how long the learning rate rises, and only one can apply",
-        fix="keep one of --warmup_steps and --warmup_ratio",
-    )
-
-
-def max_steps_off_or_positive(args: TrainingFields) -> Problem | None:
-    """-1 is the ecosystem's "not set"."""
-    if args.max_steps == -1 or args.max_steps >= 1:
-        return None
-    return Problem(
-        what="max_steps asks for no training",
-        got=args.max_steps,
-        why="it is -1, which leaves the length to num_train_epochs, or at least one optimizer step",
-        fix="use --max_steps 1 or more, or leave it out",
-    )
-
-
-def some_epochs(args: TrainingFields) -> Problem | None:
-    """Without max_steps, the epochs are the length of the run."""
-    if args.max_steps != -1 or args.num_train_epochs > 0:
-        return None
-    return Problem(
-        what="num_train_epochs is not positive",
-        got=args.num_train_epochs,
-        why="without --max_steps it is the length of the run",
-        fix="use a --num_train_epochs above 0, such as 0.5 or 3",
-    )
 
 
 def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
@@ -118,18 +70,6 @@ def _is_multiple(whole: float, part: float) -> bool:
     return times >= 1 and math.isclose(times * part, whole)  # shares of the run, such as 0.3 and 0.1, are not exact
 
 
-def best_needs_a_metric(args: TrainingFields) -> Problem | None:
-    """Saving the best model needs a metric."""
-    if args.save_strategy != "best" or args.metric_for_best_model:
-        return None
-    return Problem(
-        what="save_strategy best has no metric",
-        got=f"metric_for_best_model={args.metric_for_best_model}",
-        why="it needs the number of the evaluation that defines the best model",
-        fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
-    )
-
-
 def trackers_or_none(args: TrainingFields) -> Problem | None:
     """`none` and `all` cannot be combined with names."""
     if not {"none", "all"} & set(args.report_to):
@@ -139,18 +79,6 @@ def trackers_or_none(args: TrainingFields) -> Problem | None:
         got=list(args.report_to),
         why="none means no tracker, and all means every installed one; neither can be combined with a name",
         fix="use --report_to none, --report_to all, or only names",
-    )
-
-
-def logging_dir_is_read(args: TrainingFields) -> Problem | None:
-    """Only TensorBoard writes to a folder of logs."""
-    if args.logging_dir is None or "tensorboard" in args.report_to:
-        return None
-    return Problem(
-        what="logging_dir is given, but nothing is written there",
-        got=args.logging_dir,
-        why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
-        fix="add --report_to tensorboard, or leave --logging_dir out",
     )
 
 
@@ -214,18 +142,6 @@ def _no_output(folder: Path, why: str) -> Problem:
     return Problem(what="output_dir cannot be written", got=str(folder), why=why, fix=fix)
 
 
-def spike_is_above_the_median(args: TrainingFields) -> Problem | None:
-    """Half of all losses lie above their median."""
-    if args.max_loss_spike is None or args.max_loss_spike > 1:
-        return None
-    return Problem(
-        what="max_loss_spike is not above 1",
-        got=args.max_loss_spike,
-        why="it is the largest loss of a step as a multiple of the usual one: at 1 every other step would be skipped",
-        fix="use --max_loss_spike 5, for example, or leave it out",
-    )
-
-
 CURVE_FIELDS = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
@@ -248,18 +164,6 @@ CURVE_FACTS = (
 """Other facts that change the curve and do not follow from a single setting."""
 
 
-def interval_is_a_time(args: TrainingFields) -> Problem | None:
-    """An interval of 0 seconds would leave no time to train, and one of NaN would never end."""
-    if args.save_strategy != "time" or (args.save_interval_s > 0 and math.isfinite(args.save_interval_s)):
-        return None
-    return Problem(
-        what="save_interval_s is not a time between checkpoints",
-        got=args.save_interval_s,
-        why="save_strategy time writes a checkpoint after each interval of so many seconds",
-        fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
-    )
-
-
 def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
     """A name that is never compared cannot be allowed to change."""
     known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
@@ -271,18 +175,6 @@ def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
         got=strange,
         why=f"a run that resumes is compared in {', '.join(known)}",
         fix="use some of these in --resume_allow_changes; anything else may change without it",
-    )
-
-
-def some_saves_to_delay(args: TrainingFields) -> Problem | None:
-    """Without checkpoints there is nothing to write in the background."""
-    if not args.save_async or args.save_strategy != "no":
-        return None
-    return Problem(
-        what="save_async is on, but nothing is saved",
-        got=f"save_strategy={args.save_strategy}",
-        why="it says how checkpoints are written, and there will be none",
-        fix="leave --save_async out, or choose another --save_strategy",
     )
 
 
@@ -378,12 +270,40 @@ TRAINING_RULES: tuple[Rule, ...] = (
     at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
     share("label_smoothing_factor", "of each label that goes to all classes"),
     at_least("max_grad_norm", 0, "a norm is never negative; 0 disables clipping"),
-    max_steps_off_or_positive,
-    some_epochs,
+    broken_if(
+        "max_steps_off_or_positive",
+        ("max_steps",),
+        lambda args: args.max_steps != -1 and args.max_steps < 1,
+        what="max_steps asks for no training",
+        why="it is -1, which leaves the length to num_train_epochs, or at least one optimizer step",
+        fix="use --max_steps 1 or more, or leave it out",
+    ),
+    broken_if(
+        "some_epochs",
+        ("num_train_epochs",),
+        lambda args: args.max_steps == -1 and args.num_train_epochs <= 0,
+        what="num_train_epochs is not positive",
+        why="without --max_steps it is the length of the run",
+        fix="use a --num_train_epochs above 0, such as 0.5 or 3",
+    ),
     at_least("warmup_steps", 0, "a warm-up cannot end before the first step"),
-    warmup_steps_whole_or_share,
+    broken_if(
+        "warmup_steps_whole_or_share",
+        ("warmup_steps",),
+        lambda args: args.warmup_steps >= 1 and args.warmup_steps != int(args.warmup_steps),
+        what="warmup_steps is neither steps nor a share",
+        why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
+        fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
+    ),
     share("warmup_ratio", "of the run's optimizer steps over which the learning rate rises"),
-    one_warmup,
+    broken_if(
+        "one_warmup",
+        ("warmup_steps", "warmup_ratio"),
+        lambda args: args.warmup_steps and args.warmup_ratio,
+        what="the warm-up is given twice",
+        why="both set how long the learning rate rises, and only one can apply",
+        fix="keep one of --warmup_steps and --warmup_ratio",
+    ),
     *SCHEDULE_RULES,
     seed("seed"),
     seed("data_seed"),
@@ -394,14 +314,55 @@ TRAINING_RULES: tuple[Rule, ...] = (
     best_model_is_evaluated,
     best_model_is_saved,
     saves_are_evaluated,
-    best_needs_a_metric,
+    broken_if(
+        "best_needs_a_metric",
+        ("save_strategy", "metric_for_best_model"),
+        lambda args: args.save_strategy == "best" and not args.metric_for_best_model,
+        what="save_strategy best has no metric",
+        why="it needs the number of the evaluation that defines the best model",
+        fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
+    ),
     trackers_or_none,
-    logging_dir_is_read,
+    broken_if(
+        "logging_dir_is_read",
+        ("logging_dir",),
+        lambda args: args.logging_dir is not None and "tensorboard" not in args.report_to,
+        what="logging_dir is given, but nothing is written there",
+        why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
+        fix="add --report_to tensorboard, or leave --logging_dir out",
+    ),
     at_least("max_nonfinite_steps", 1, "the run ends when as many steps in a row were not finite"),
-    spike_is_above_the_median,
+    broken_if(
+        "spike_is_above_the_median",
+        ("max_loss_spike",),
+        lambda args: args.max_loss_spike is not None and args.max_loss_spike <= 1,
+        what="max_loss_spike is not above 1",
+        why="it is the largest loss of a step as a multiple of the usual one: at 1 every other step would be skipped",
+        fix="use --max_loss_spike 5, for example, or leave it out",
+    ),
     at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the guard off"),
 )
 
-SAVING_RULES: tuple[Rule, ...] = (interval_is_a_time, allowed_changes_are_known, some_saves_to_delay)
+SAVING_RULES: tuple[Rule, ...] = (
+    broken_if(
+        "interval_is_a_time",
+        ("save_interval_s",),
+        lambda args: (
+            args.save_strategy == "time" and (args.save_interval_s <= 0 or not math.isfinite(args.save_interval_s))
+        ),
+        what="save_interval_s is not a time between checkpoints",
+        why="save_strategy time writes a checkpoint after each interval of so many seconds",
+        fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
+    ),
+    allowed_changes_are_known,
+    broken_if(
+        "some_saves_to_delay",
+        ("save_strategy",),
+        lambda args: args.save_async and args.save_strategy == "no",
+        what="save_async is on, but nothing is saved",
+        why="it says how checkpoints are written, and there will be none",
+        fix="leave --save_async out, or choose another --save_strategy",
+    ),
+)
 
 LOGGING_RULES: tuple[Rule, ...] = (run_name_is_read,)
