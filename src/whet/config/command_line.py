@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -31,6 +32,7 @@ from whet.config.settings import (
 )
 from whet.config.values import is_bool_word, is_many, is_switch, placeholder, read_flag
 from whet.errors import ConfigError, Problem
+from whet.optional import is_installed
 from whet.strict_json import BadJson, parse_document
 
 
@@ -506,10 +508,8 @@ def complete(commands: Mapping[str, str], command_of: Callable[[str], Command]) 
 
     `commands`: name -> what it does; `command_of` returns the command of a name.
     """
-    try:
-        import argcomplete  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        sys.exit(1)  # the shell has argcomplete, this environment has not: it shows nothing
+    if not is_installed("argcomplete"):
+        sys.exit(1)  # the shell has it, this environment has not: nothing is offered
     typed = os.environ.get("COMP_LINE", "").split()
     parser = argparse.ArgumentParser(prog="whet", add_help=False)
     parsers = parser.add_subparsers()
@@ -517,7 +517,7 @@ def complete(commands: Mapping[str, str], command_of: Callable[[str], Command]) 
         of_command = parsers.add_parser(name, help=text, add_help=False)
         if name in typed[1:2]:
             _add_completions(of_command, command_of(name))
-    argcomplete.autocomplete(parser, always_complete_options=False)
+    import_module("argcomplete").autocomplete(parser, always_complete_options=False)
 
 
 def _add_completions(parser: argparse.ArgumentParser, command: Command) -> None:
