@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from whet.config.command import Command
-from whet.config.reading.load import load
+from whet.config.command_line import Command, load
 from whet.errors import ConfigError, Problem
 
 _FLAG = r"--\w+(?: (?!and\b|or\b|out\b|in\b|with)[\w./:+-]*\w)?"

@@ -206,7 +206,7 @@ def test_an_unlabelled_file_has_examples_without_labels(tmp_path: Path) -> None:
 
 def test_options_that_commands_share_keep_what_they_say() -> None:
     """Each command's class reads the same inherited fields: one that is required, one that is secret."""
-    from whet.config.options import options_of
+    from whet.config.settings import options_of
     from whet.tasks.qa.arguments import QaArguments
 
     for arguments in (QaArguments, ClassifyArguments):

@@ -54,7 +54,7 @@ def test_a_command_alone_names_what_it_needs_and_its_help() -> None:
     done = _whet("qa")
     assert done.returncode == 78
     assert done.stderr.count("error: ") == 3
-    assert done.stderr.endswith("every option, with examples: whet qa --help\n")
+    assert done.stderr.endswith("its options, with examples: whet qa --help\n")
 
 
 def test_the_help_fits_80_columns() -> None:

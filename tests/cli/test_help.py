@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import pytest
 
@@ -10,9 +11,8 @@ from whet.cli.bench_methods import COMMAND as BENCH
 from whet.cli.commands import COMMANDS
 from whet.cli.doctor import COMMAND as DOCTOR
 from whet.cli.main import run
-from whet.config.command import Command
-from whet.config.options import help_texts, options_of
-from whet.config.reading.help import render
+from whet.config.command_line import Command, render
+from whet.config.settings import help_texts, options_of
 from whet.tasks.qa.task import ASK, DEMO, QA
 
 pytestmark = pytest.mark.true_start
@@ -54,7 +54,7 @@ def test_the_program_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("command", [QA, ASK, DEMO, DOCTOR, BENCH], ids=lambda command: command.name)
 def test_help_begins_with_two_examples_and_shows_every_option(command: Command) -> None:
-    lines = render(command, 100).splitlines()
+    lines = render(command, 100, every=True).splitlines()
     assert lines[0] == "Examples:"
     examples = "\n".join(lines[1 : lines.index("")]).replace("\\\n", " ").splitlines()
     assert len(examples) >= 2
@@ -64,14 +64,41 @@ def test_help_begins_with_two_examples_and_shows_every_option(command: Command) 
             assert any(line.startswith(f"  --{name} ") for line in lines), name
 
 
+@pytest.mark.parametrize("name", ["qa", "classify", "tag", "lm", "bench-methods", "launch", "k8s"])
+def test_help_shows_a_dozen_options_and_how_to_see_all(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert run([name, "--help", "all"]) == 0
+    every = capsys.readouterr().out
+    shown = [line.split()[0] for line in short.splitlines() if line.startswith("  --")]
+    options = {line.split()[0] for line in every.splitlines() if line.startswith("  --")}
+    assert len(shown) <= 22, "a dozen, those of the command itself, and those of what bench-methods measures"
+    assert options.issuperset(shown)
+    assert len(options) > len(shown)
+    assert short.splitlines()[-1].endswith(f"options: whet {name} --help all")
+    assert "options: whet" not in every
+
+
+@pytest.mark.parametrize("words", [["help", "qa", "all"], ["qa", "--help=all"], ["qa", "--seed", "1", "--help", "all"]])
+def test_help_all_shows_every_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 0
+    assert capsys.readouterr().out == render(QA, every=True) + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_main_options_exist(name: str) -> None:
+    command: Command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
+    assert set(command.main) <= {option for part in command.parts for option in options_of(part)}
+
+
 def test_help_of_qa_is_grouped() -> None:
-    lines = render(QA, 100).splitlines()
+    lines = render(QA, 100, every=True).splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings[2:] == ["Model:", "Data:", "Answers:", "Run:", "Training:", "Evaluation:", "Saving:", "Logging:"]
 
 
 def test_types_and_defaults_are_shown() -> None:
-    shown = render(QA, 100)
+    shown = render(QA, 100, every=True)
     for line in (
         "  --model_name_or_path TEXT  [required]",
         "  --learning_rate NUMBER  [default: 5e-05]",

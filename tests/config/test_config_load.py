@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from whet.config.arguments import TrainingArguments
-from whet.config.reading.load import load
+from whet.config.command_line import load
 from whet.errors import ConfigError
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.task import ASK, QA

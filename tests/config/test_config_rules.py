@@ -9,11 +9,9 @@ import pytest
 
 from engine import TrainingArguments
 from whet import ConfigError
-from whet.config.options import MASK, options_of
-from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.sharing import SHARING_RULES
-from whet.config.rules.training import TRAINING_RULES, check_output_dir, require_output_dir
-from whet.config.settings import draft
+from whet.config.rules.training import SAVING_RULES, TRAINING_RULES, check_output_dir, require_output_dir
+from whet.config.settings import MASK, draft, options_of
 from whet.errors import OutputError, Problem
 from whet.tasks.qa.arguments import (
     ASK_RULES,

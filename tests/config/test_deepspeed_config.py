@@ -12,9 +12,8 @@ import pytest
 
 import engine
 import whet
-from whet.config import deepspeed, deepspeed_values
-from whet.config.names import deepspeed_keys as keys
-from whet.config.reading.load import load
+from whet.config import deepspeed
+from whet.config.command_line import load
 from whet.config.rules.sharing import stage_of_run
 from whet.optional import is_installed
 from whet.tasks.qa.task import QA as COMMAND
@@ -115,7 +114,7 @@ def test_deepspeed_schedule_is_that_of_the_run(kind: str) -> None:
     args = engine.TrainingArguments(deepspeed=config, **_USUAL)
     assert {name: getattr(args, name) for name in expected} == expected
     assert args.learning_rate == engine.TrainingArguments().learning_rate
-    assert f"lr_scheduler_type {expected['lr_scheduler_type']}" in deepspeed_values.described(args)
+    assert f"lr_scheduler_type {expected['lr_scheduler_type']}" in deepspeed.described(args)
     assert "scheduler" not in deepspeed.engine_config(args, 64)  # the schedule is whet's own
     other: dict[str, Any] = {"lr_scheduler_type": "polynomial"}
     with pytest.raises(whet.ConfigError, match=f"scheduler.type is {kind}, and lr_scheduler_type is polynomial"):
@@ -191,11 +190,11 @@ def test_deepspeed_key_that_its_engine_alone_honours_is_refused_without_it(
 def test_every_known_deepspeed_key_is_compared_refused_or_named_as_a_setting_of_the_engine() -> None:
     """A new key has to be in one of these."""
     sizes = {"train_batch_size", *deepspeed.SIZES, "gradient_clipping"}
-    compared = sizes | {"zero_optimization.stage", *(f"zero_optimization.{name}" for name in keys.OFFLOADS)}
-    known = {**keys.OF_ENGINE, **{f"zero_optimization.{name}": key for name, key in keys.OF_ZERO.items()}}
+    compared = sizes | {"zero_optimization.stage", *(f"zero_optimization.{name}" for name in deepspeed.OFFLOADS)}
+    known = {**deepspeed.OF_ENGINE, **{f"zero_optimization.{name}": key for name, key in deepspeed.OF_ZERO.items()}}
     honoured = {path for path, key in known.items() if key.same is not None}
-    config = {**dict.fromkeys(keys.OF_ENGINE, 1), "zero_optimization": dict.fromkeys(keys.OF_ZERO, 1)}
-    tunes = set(keys.tunes_engine(config))
+    config = {**dict.fromkeys(deepspeed.OF_ENGINE, 1), "zero_optimization": dict.fromkeys(deepspeed.OF_ZERO, 1)}
+    tunes = set(deepspeed.tunes_engine(config))
     assert tunes | honoured | compared == {*known, *sizes}
     assert not tunes & honoured
     assert set(_NEED_ENGINE) | {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"} == honoured
@@ -215,7 +214,7 @@ def test_deepspeed_number_format_of_the_exchange_agrees_with_the_hook(monkeypatc
 
 @pytest.mark.parametrize("name", ["zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"])
 def test_deepspeed_key_that_whet_sets_itself_is_not_overwritten_in_silence(name: str) -> None:
-    same = keys.OF_ENGINE[name].same
+    same = deepspeed.OF_ENGINE[name].same
     engine.TrainingArguments(deepspeed=_FULL | {name: same}, **_USUAL)
     with pytest.raises(whet.ConfigError, match=f"{name} is {not same}, and the optimizer is whet's"):
         engine.TrainingArguments(deepspeed=_FULL | {name: not same}, **_USUAL)
@@ -368,7 +367,7 @@ def test_the_flags_of_a_command_stand_and_the_others_take_deepspeeds_values(tmp_
     loaded = load(COMMAND, [*words, "--deepspeed", str(file), "--gradient_accumulation_steps", "2"])
     args = next(one for one in loaded.settings if isinstance(one, engine.TrainingArguments))
     assert (args.per_device_train_batch_size, args.max_grad_norm, args.precision) == (3, 0.5, "fp32")
-    assert deepspeed_values.described(args) == ["ds.json: stage 2", "max_grad_norm 0.5", "precision fp32"]
+    assert deepspeed.described(args) == ["ds.json: stage 2", "max_grad_norm 0.5", "precision fp32"]
 
 
 _UNREADABLE = {"{": "is no JSON", "[]": "holds no object", '{"aio": {}, "aio": {}}': "given twice"}

@@ -11,7 +11,7 @@ import pytest
 from following import followed, problems, ways
 from whet.cli.k8s import COMMAND as K8S
 from whet.cli.launch import COMMAND as LAUNCH
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.config.ranks import require_output_for_restarts
 from whet.config.rules.training import check_output_dir
 from whet.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 
 from engine import TrainingArguments
 from whet import ConfigError
-from whet.config.rules.loading import LOADING_RULES
+from whet.config.rules.memory import LOADING_RULES
 
 _BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "dataloader_num_workers_at_least_0": ({"dataloader_num_workers": -1}, "dataloader_num_workers is below 0"),

@@ -6,7 +6,7 @@ import pytest
 
 import engine
 import whet
-from whet.config.names.methods import names_to_ask_for
+from whet.config.method_names import names_to_ask_for
 
 
 def test_methods_are_given_as_a_list_or_with_commas() -> None:

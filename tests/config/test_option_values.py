@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.config.reading.values import expected, placeholder, read, read_flag
+from whet.config.values import expected, placeholder, read, read_flag
 
 _Choice = Literal["no", "steps"]
 

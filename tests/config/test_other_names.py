@@ -9,11 +9,9 @@ import transformers
 
 from engine import TrainingArguments
 from whet import ConfigError
-from whet.config.names.aliases import ALIASES
-from whet.config.names.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
-from whet.config.names.off_values import OFF
+from whet.config.aliases import ALIASES, NOT_HONOURED, NOT_HONOURED_OLD, OFF, REFUSED, SEEN_IN
 from whet.config.optimizer_names import names
-from whet.config.options import options_of
+from whet.config.settings import options_of
 
 _THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 _OURS = set(options_of(TrainingArguments))

@@ -13,7 +13,7 @@ import engine
 import whet
 from tiny import tiny_model, tiny_rows
 from whet.cli.main import run
-from whet.config.reading.load import load
+from whet.config.command_line import load
 from whet.config.recipes import RECIPES
 from whet.tasks.qa.task import QA as COMMAND
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine import TrainingArguments
 from whet import ConfigError
-from whet.config.options import options_of
+from whet.config.settings import options_of
 
 _OTHER_DEFAULTS = {
     "output_dir": "theirs is None, which they turn into this one",

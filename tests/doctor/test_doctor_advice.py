@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from whet.cli.main import run
-from whet.doctor import advice
-from whet.doctor.findings import Findings, Machine, Native, Rates, Software
-from whet.doctor.show import as_text
+from whet.doctor.examine import Findings, Machine, Native, Rates, Software
+from whet.doctor.report import advice_for, as_text, broken_parts
 
 _MACHINE = Machine(
     processor="P", usable_cpus=16, usable_cores=8, quota_cores=None, numa_nodes=1, instruction_sets=["AVX2"],
@@ -38,7 +37,7 @@ def _findings(**changes: Any) -> Findings:
 
 def test_good_machine_gets_no_advice() -> None:
     found = _findings()
-    assert advice.broken(found) == advice.advice(found) == []
+    assert broken_parts(found) == advice_for(found) == []
     assert as_text(found, [], []).endswith("nothing to fix")
 
 
@@ -63,9 +62,9 @@ def test_good_machine_gets_no_advice() -> None:
 )  # fmt: skip
 def test_one_problem_gives_one_piece_of_advice(changes: dict[str, Any], fix: str) -> None:
     found = _findings(**changes)
-    (problem,) = advice.advice(found)
+    (problem,) = advice_for(found)
     assert fix in problem.fix
-    assert advice.broken(found) == []
+    assert broken_parts(found) == []
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,9 @@ def test_one_problem_gives_one_piece_of_advice(changes: dict[str, Any], fix: str
 )
 def test_broken_parts_change_the_exit_code(changes: dict[str, Any], what: str) -> None:
     found = _findings(**changes)
-    (problem,) = advice.broken(found)
+    (problem,) = broken_parts(found)
     assert what in problem.what
-    assert advice.advice(found) == []
+    assert advice_for(found) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_broken_parts_change_the_exit_code(changes: dict[str, Any], what: str) -
     ],
 )
 def test_correct_settings_give_no_advice(changes: dict[str, Any]) -> None:
-    assert advice.advice(_findings(**changes)) == []
+    assert advice_for(_findings(**changes)) == []
 
 
 @pytest.mark.parametrize(

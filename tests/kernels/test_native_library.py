@@ -12,8 +12,8 @@ import pytest
 import torch
 from native_support import need_native, position_of
 
-from whet.doctor.advice import native_works
-from whet.doctor.native import examine
+from whet.doctor.examine import examine_native
+from whet.doctor.report import native_works
 from whet.errors import ConfigError
 from whet.kernels import build, library
 from whet.kernels.activation import bias_act, bias_act_reference
@@ -134,7 +134,7 @@ def test_stale_library_is_reported_once_with_a_fix(monkeypatch, caplog):
         with caplog.at_level(logging.WARNING):
             found = bias_act(torch.ones(4, 8), None, "gelu")
             bias_act(torch.ones(4, 8), None, "gelu")
-            seen = examine()
+            seen = examine_native()
     finally:
         library.library.cache_clear()
     assert torch.equal(found, bias_act_reference(torch.ones(4, 8), None, "gelu"))

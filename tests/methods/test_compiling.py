@@ -19,7 +19,7 @@ import whet
 from tiny import DECODERS, FAMILIES, Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from tiny_decoders import tiny_decoder, token_rows, trainer_of
 from whet.config.methods import CompileSettings, MethodSettings
-from whet.config.rules.compile import GONE
+from whet.config.rules.computing import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
 from whet.methods import compile_blocks, fuse, order

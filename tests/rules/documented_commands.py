@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from whet.cli.commands import COMMANDS, command
-from whet.config.reading.load import load
+from whet.config.command_line import load
 from whet.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

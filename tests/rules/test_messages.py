@@ -18,7 +18,7 @@ import engine
 import whet
 from whet.cli.commands import COMMANDS, command
 from whet.config.optimizer_names import ELSEWHERE, names
-from whet.config.options import options_of, spec_of
+from whet.config.settings import options_of, spec_of
 
 _TEXTS = all_texts()
 _OF_PROGRAMS = {

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from whet.config.reading.files import read_config
+from whet.config.command_line import read_config
 from whet.errors import WhetError
 from whet.models.loading.folder_check import check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.tensor_check import check_weights

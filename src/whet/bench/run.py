@@ -21,8 +21,7 @@ from whet import log
 from whet.bench.arguments import BenchArguments
 from whet.bench.techniques import PLAIN, Base, Technique, choose, why_not
 from whet.config.arguments import TrainingArguments
-from whet.config.options import options_of
-from whet.config.settings import refuse
+from whet.config.settings import options_of, refuse
 from whet.errors import EXIT_OK, EXIT_OTHER, ConfigError, OutputError, WhetError, hide_secrets
 from whet.hardware import cpu
 from whet.log import logger

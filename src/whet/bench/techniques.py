@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.names.methods import names_to_ask_for
+from whet.config.method_names import names_to_ask_for
 from whet.config.optimizer_names import DEFAULT, Row, rows
 from whet.optional import extra
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from whet.cli import commands
 from whet.config import ranks
-from whet.config.options import MASK, options_of
+from whet.config.settings import MASK, options_of
 from whet.errors import escape_controls
 from whet.train.control.stop import Stopped
 

@@ -2,7 +2,8 @@
 
 from whet.bench.arguments import BenchArguments
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
+from whet.jobs.command import MAIN_OPTIONS
 from whet.tasks.qa.arguments import QaArguments
 
 
@@ -28,6 +29,7 @@ COMMAND = Command(
         "whet bench-methods bench.yaml --only checkpointing_blocks,adafactor --steps 20 --rounds 5",
     ),
     parts=(BenchArguments, QaArguments, TrainingArguments),
+    main=(*MAIN_OPTIONS, "only", "skip", "steps", "rounds", "limit_s", "max_seq_length"),
     lone="config",
     takes_config=True,
     run=_run,

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from whet import tasks
-from whet.config.command import Command
+from whet.config.command_line import Command
 
 
 def _texts(does: tasks.Does) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """`whet doctor`: what this machine and this installation can do for training."""
 
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.doctor.arguments import DoctorArguments
 
 
 def _run(asked: DoctorArguments) -> int:
-    from whet.doctor.run import run_doctor
+    from whet.doctor.report import run_doctor
 
     return run_doctor(asked)
 

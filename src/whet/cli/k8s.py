@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, command
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.kubernetes.arguments import KubernetesArguments
 
 
@@ -17,11 +17,15 @@ def _run(asked: KubernetesArguments) -> int:
 
 def _settings(name: str, words: Sequence[str]) -> Sequence[object]:
     """Return the settings of one of whet's commands."""
-    from whet.config.reading.load import load
+    from whet.config.command_line import load
 
     return load(command(name), words).settings
 
 
+_MAIN = (
+    "action", "name", "image", "nodes", "nproc_per_node", "cpus", "memory", "max_restarts", "output_claim",
+    "data_claim", "env", "env_from_secret",
+)  # fmt: skip
 COMMAND = Command(
     name="whet k8s",
     summary=(
@@ -41,5 +45,6 @@ COMMAND = Command(
         "kubectl logs -f -l app.kubernetes.io/instance=squad",
     ),
     parts=(KubernetesArguments,),
+    main=_MAIN,
     run=_run,
 )

@@ -1,7 +1,7 @@
 """`whet launch`: start a command on the cores of this machine, or of several hosts, once for each rank."""
 
 from whet.cli.commands import COMMANDS, RANKED
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.launch.arguments import HostsArguments, LaunchArguments
 
 
@@ -15,6 +15,10 @@ def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
     return run_launch(asked, hosts, COMMANDS, RANKED)
 
 
+_MAIN = (
+    "nproc_per_node", "kept_free_cores", "memory_allocator", "max_restarts", "log_dir", "dry_run", "hosts",
+    "hostfile",
+)  # fmt: skip
 COMMAND = Command(
     name="whet launch",
     summary=(
@@ -32,5 +36,6 @@ COMMAND = Command(
         "whet launch --hosts node1,node2 -- train.py",
     ),
     parts=(LaunchArguments, HostsArguments),
+    main=_MAIN,
     run=_run,
 )

@@ -45,14 +45,19 @@ _HELP = "\n".join(
         "Commands:",
         *(f"  {name:<15}{text}" for name, text in COMMANDS.items()),
         "",
-        "  whet COMMAND --help   every option of a command",
-        "  whet --version        the version",
+        "  whet COMMAND --help       the options that matter most, with examples",
+        "  whet COMMAND --help all   every option of a command",
+        "  whet --version            the version",
     ]
 )
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        from whet.config.command_line import complete
+
+        complete(COMMANDS, command)
     words = list(sys.argv[1:] if argv is None else argv)
     trains = words[:1] != [] and words[0] in TRAINING and not _ONLY_PRINTS & {word.replace("-", "_") for word in words}
     no_output = 1 in lasting.open_closed() and words[:1] and not trains
@@ -130,7 +135,7 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
 
             tell_command(argv, error.again)
         if list(argv) in ([name] for name in COMMANDS):
-            print(f"every option, with examples: whet {argv[0]} --help", file=sys.stderr)
+            print(f"its options, with examples: whet {argv[0]} --help", file=sys.stderr)
         return error.exit_code
     except stop.Stopped as stopped:
         from whet.cli.again import tell
@@ -154,11 +159,12 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
 def _dispatch(argv: list[str]) -> int:
     name = argv[0] if argv else None
     if name in _HELP_WORDS and argv[1:2] and argv[1] in COMMANDS:
-        name, argv = argv[1], [argv[1], "--help"]
+        name, argv = argv[1], [argv[1], "--help", *argv[2:]]
     if name not in COMMANDS:
         return _without_command(name)
 
-    from whet.config.reading.load import load
+    from whet.config.command_line import load
+    from whet.delayed_imports import delayed
     from whet.optional import quiet_libraries
 
     asked = command(name)
@@ -178,7 +184,7 @@ def _dispatch(argv: list[str]) -> int:
         from whet.cli.complain import require_address_space
 
         require_address_space()
-    with quiet_libraries():
+    with quiet_libraries(), delayed():
         done = asked.run(*loaded.settings)
         return done if isinstance(done, int) else done()
 
@@ -205,7 +211,7 @@ def _show(text: str) -> int:
 
 
 def _unknown(word: str) -> ConfigError:
-    from whet.config.reading.given import nearest
+    from whet.config.settings import nearest
 
     like = nearest(word, list(COMMANDS))
     return ConfigError(

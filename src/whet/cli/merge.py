@@ -1,7 +1,7 @@
 """`whet merge`: fold a trained adapter into its model."""
 
 from whet import tasks
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.lora.merge_arguments import MergeArguments
 
 

@@ -1,7 +1,7 @@
 """`whet predict`: the predictions of a trained model for a file, whatever its task is."""
 
 from whet import tasks
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.errors import ConfigError
 from whet.jobs.predict.arguments import PredictArguments
 

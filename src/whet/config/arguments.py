@@ -7,28 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config import deepspeed_values, recipes
-from whet.config.derived import DerivedSettings
-from whet.config.fields import OUTPUT_DIR
-from whet.config.names.aliases import ALIASES
-from whet.config.names.not_honoured import REFUSED
-from whet.config.names.off_values import OFF
-from whet.config.names.unread import unread
-from whet.config.options import printable
-from whet.config.rules.compile import COMPILE_RULES, resolve_compile
-from whet.config.rules.loading import LOADING_RULES
-from whet.config.rules.logging import LOGGING_RULES
-from whet.config.rules.memory import MEMORY_RULES
-from whet.config.rules.methods import METHOD_RULES
+from whet.config import deepspeed, recipes
+from whet.config.aliases import ALIASES, OFF, REFUSED
+from whet.config.fields import OUTPUT_DIR, TrainingFields
+from whet.config.recipes import RECIPE_RULES
+from whet.config.rules.computing import COMPILE_RULES, METHOD_RULES, PRECISION_RULES, resolve_compile, resolve_precision
+from whet.config.rules.memory import LOADING_RULES, MEMORY_RULES
 from whet.config.rules.optimizer import OPTIMIZER_RULES
-from whet.config.rules.precision import PRECISION_RULES, resolve_precision
-from whet.config.rules.recipes import RECIPE_RULES
-from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.rules.sharing import SHARING_RULES
-from whet.config.rules.training import TRAINING_RULES
-from whet.config.settings import checked
-from whet.errors import ConfigError
+from whet.config.rules.training import LOGGING_RULES, SAVING_RULES, TRAINING_RULES, unread
+from whet.config.settings import checked, printable
 
 _FOR_NULL = {"output_dir": OUTPUT_DIR, "gradient_checkpointing": False, "disable_tqdm": False, "eval_delay": 0.0}
 """The meaning of None for fields that may be None in transformers."""
@@ -63,7 +52,7 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _values_for(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the recipe and DeepSpeed's configuration set, where these settings name them."""
-    return {**recipes.values_for(given), **deepspeed_values.values_for(given)}
+    return {**recipes.values_for(given), **deepspeed.values_for(given)}
 
 
 def _checkpoint(asked: str | bool | None) -> str | None:
@@ -98,21 +87,12 @@ _RULES = (
     off=OFF, notes=unread,
 )  # fmt: skip
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingArguments(DerivedSettings):
+class TrainingArguments(TrainingFields):
     """How a model is trained, evaluated, saved and logged.
 
     Accepts the older names of the guides too (`no_cuda`, `evaluation_strategy` ...). Raises ConfigError for an unknown
     name, for a field of `transformers` that whet does not honour, for a wrong type and for a broken rule, all at once.
     """
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Refuse a subclass: nothing would check or honour its fields."""
-        raise ConfigError(
-            what="whet's TrainingArguments cannot be subclassed",
-            got=cls.__name__,
-            why="a field that whet does not know would not be checked, saved or compared when a run is resumed",
-            fix="put your own fields into a class next to it",
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, ready for JSON; `TrainingArguments(**it)` gives equal settings."""

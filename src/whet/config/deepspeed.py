@@ -1,25 +1,154 @@
 """DeepSpeed's configuration: a file or a dict, compared with the arguments and completed from them.
 
 As in transformers, "auto" takes the value of the argument, and a value that differs from a given argument is an error.
-Arguments that are not given take the value of the configuration (config/deepspeed_values.py).
+Arguments that are not given take the value of the configuration; one of the wrong type sets nothing, and is refused.
+The tables of keys say which type each has, and what whet's own stages of ZeRO make of it.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from whet.config.elsewhere import elsewhere
 from whet.config.fields import TrainingFields
-from whet.config.names import deepspeed_keys as keys
-from whet.config.names.deepspeed_keys import AUTO
 from whet.config.optimizer_names import names
-from whet.config.ranks import here
+from whet.config.ranks import elsewhere, here
 from whet.errors import ConfigError, Problem
 from whet.optional import is_installed
+
+AUTO = "auto"
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "true or false": (bool,), "a count": (int, float), "a number": (int, float), "a text": (str,), "a section": (dict,),
+}  # fmt: skip
+WITHOUT_ENGINE = "without DeepSpeed it is"
+_DTYPES = ("fp32", "fp16", "bfp16")
+_FOR_HOOKS = {"none": "fp32", "fp16": "fp16", "bf16": "bfp16"}
+"""Values of ddp_comm_hook -> the same in DeepSpeed's words."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is accepted under one key."""
+
+    kind: str
+    """One of the types of JSON."""
+    same: Any = None
+    """The value that whet's own stages have; None: the key tunes DeepSpeed's engine or its log, and no result."""
+    optional: bool = False
+    """Whether null is accepted."""
+
+    def is_of_kind(self, value: Any) -> bool:
+        """Return whether the value has the type: true is no number, and 1 is not true."""
+        if value is None or value == AUTO:
+            return self.optional or value == AUTO
+        if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind != "true or false"):
+            return False
+        return self.kind != "a count" or (math.isfinite(value) and value == int(value) and value >= 0)
+
+
+_SWITCH, _COUNT, _NUMBER = Key("true or false"), Key("a count"), Key("a number")
+OF_ENGINE: Mapping[str, Key] = {
+    "steps_per_print": Key("a count", optional=True),
+    "wall_clock_breakdown": Key("true or false", same=False),
+    "prescale_gradients": Key("true or false", same=False),
+    "gradient_predivide_factor": Key("a number", same=1.0),
+    "communication_data_type": Key("a text", same="fp32", optional=True),
+    "zero_allow_untested_optimizer": Key("true or false", same=True),
+    "zero_force_ds_cpu_optimizer": Key("true or false", same=False),
+    "dump_state": Key("true or false", same=False),
+    "disable_allgather": Key("true or false", same=False),
+    "aio": Key("a section"),
+}
+"""Keys that the engine takes as they are."""
+_OF_OFFLOAD = {
+    "device": Key("a text"), "nvme_path": Key("a text", optional=True), "buffer_count": _COUNT, "buffer_size": _COUNT,
+    "max_in_cpu": _COUNT, "pin_memory": _SWITCH, "pipeline_read": _SWITCH, "pipeline_write": _SWITCH,
+    "fast_init": _SWITCH, "ratio": _NUMBER,
+}  # fmt: skip
+OFFLOADS = ("offload_optimizer", "offload_param")
+OF_ZERO: Mapping[str, Key] = {
+    "stage": _COUNT, "contiguous_gradients": _SWITCH, "reduce_scatter": _SWITCH, "reduce_bucket_size": _COUNT,
+    "use_multi_rank_bucket_allreduce": _SWITCH, "allgather_partitions": _SWITCH, "allgather_bucket_size": _COUNT,
+    "overlap_comm": Key("true or false", optional=True), "load_from_fp32_weights": Key("true or false", same=True),
+    "sub_group_size": _COUNT, "round_robin_gradients": _SWITCH,
+    "ignore_unused_parameters": Key("true or false", same=True), "stage3_max_live_parameters": _COUNT,
+    "stage3_max_reuse_distance": _COUNT, "stage3_prefetch_bucket_size": _COUNT,
+    "stage3_param_persistence_threshold": _COUNT, "stage3_model_persistence_threshold": _COUNT,
+    "stage3_gather_16bit_weights_on_model_save": _SWITCH, "stage3_module_granularity_threshold": _COUNT,
+    **dict.fromkeys(OFFLOADS, Key("a section")),
+}  # fmt: skip
+OF_FP16: Mapping[str, Key] = {
+    "enabled": _SWITCH, "auto_cast": _SWITCH, "loss_scale": _NUMBER, "loss_scale_window": _COUNT,
+    "initial_scale_power": _COUNT, "hysteresis": _COUNT, "min_loss_scale": _NUMBER, "consecutive_hysteresis": _SWITCH,
+}  # fmt: skip
+_OF_SIZES = {
+    "train_batch_size": _COUNT, "train_micro_batch_size_per_gpu": _COUNT, "gradient_accumulation_steps": _COUNT,
+    "gradient_clipping": _NUMBER,
+}  # fmt: skip
+SECTIONS: Mapping[str, Mapping[str, Key]] = {
+    "": {**_OF_SIZES, **OF_ENGINE}, "zero_optimization": OF_ZERO, "fp16": OF_FP16, "bf16": {"enabled": _SWITCH},
+    **{f"zero_optimization.{name}": _OF_OFFLOAD for name in OFFLOADS},
+}  # fmt: skip
+"""Path of a section -> its keys; "" is the outermost one, which has other sections too."""
+
+
+def at(found: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path, and everything for an empty one; None if there is no value."""
+    part: Any = found
+    for name in path.split(".") if path else ():
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part
+
+
+def wrong_types(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said about each value of a known key that has another type than it should."""
+    for path, name, key, value in _known_values(found):
+        if key.kind != "a section" and not key.is_of_kind(value):
+            yield f"{path} is {value!r}, and takes {key.kind}"
+        elif name == "communication_data_type" and value not in (None, *_DTYPES):
+            yield f"{path} is {value!r}, and DeepSpeed knows {', '.join(_DTYPES)}"
+
+
+def fixed_otherwise(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said about values that whet sets itself when it starts the engine."""
+    for name in ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"):
+        if name in found and found[name] not in (OF_ENGINE[name].same, AUTO):
+            yield f"{name} is {found[name]!r}, and the optimizer is whet's"
+
+
+def need_engine(found: Mapping[str, Any], hook: str) -> Iterator[str]:
+    """Yield what is said about values that change a result and that DeepSpeed's engine alone carries out.
+
+    `hook` is ddp_comm_hook.
+    """
+    for path, name, key, value in _known_values(found):
+        is_dtype = name == "communication_data_type"
+        same = _FOR_HOOKS.get(hook, hook) if is_dtype else key.same
+        if same is not None and value is not None and value not in (same, AUTO):
+            instead = " (with stage 1, --ddp_comm_hook sets it)" if is_dtype else ""
+            yield f"{path} is {value!r}, and {WITHOUT_ENGINE} {same!r}{instead}"
+
+
+def _tuned(found: Mapping[str, Any]) -> list[str]:
+    """Return the paths of keys that tune DeepSpeed's engine or its log, and have no effect without it."""
+    of_engine = {*OF_ENGINE, *(f"zero_optimization.{name}" for name in OF_ZERO)}
+    others = {"zero_optimization.stage", *(f"zero_optimization.{name}" for name in OFFLOADS)}
+    return [path for path, _, key, _ in _known_values(found) if key.same is None and path in of_engine - others]
+
+
+def _known_values(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Key, Any]]:
+    """Yield path, name, key and value of all that is known."""
+    for section, keys in SECTIONS.items():
+        part = at(found, section)
+        if isinstance(part, Mapping):
+            prefix = f"{section}." if section else ""
+            yield from ((f"{prefix}{name}", name, keys[name], part[name]) for name in keys if name in part)
+
 
 Config = dict[str, Any]
 _OPTIMIZERS = {"adam", "adamw"}
@@ -121,7 +250,7 @@ def _fix(wrong: Sequence[str]) -> str:
         kinds = " or ".join(_SCHEDULES)
         ways.append(f'write {kinds} as scheduler.type and "auto" for its params, or remove the section')
     ways.append("remove the other keys that are named, or the section of an optimizer of another type")
-    engine = keys.WITHOUT_ENGINE in said
+    engine = WITHOUT_ENGINE in said
     installs = "; or install its engine, which honours what it alone has: DS_BUILD_OPS=0 pip install "
     return f"in the file of --deepspeed, {', '.join(ways)}" + (
         f"{installs}--no-build-isolation deepspeed" if engine else ""
@@ -132,7 +261,7 @@ def engine_config(args: TrainingFields, hidden_size: int | None) -> Config:
     """Return the configuration for the engine, with every "auto" replaced; the optimizer and precision are whet's."""
     found, _ = _completed(args)
     zero = found["zero_optimization"]
-    for name in keys.OFFLOADS:  # to nowhere, or on a CPU to where everything is
+    for name in OFFLOADS:  # to nowhere, or on a CPU to where everything is
         zero.pop(name, None)
     if hidden_size is not None:
         sizes = {
@@ -146,7 +275,7 @@ def engine_config(args: TrainingFields, hidden_size: int | None) -> Config:
             what='the configuration of DeepSpeed has "auto" where nothing sets the value',
             got=", ".join(left), why="the arguments and the model do not say it", fix="write a number there",
         )  # fmt: skip
-    kept = {name: value for name, value in found.items() if name in keys.OF_ENGINE or name == "zero_optimization"}
+    kept = {name: value for name, value in found.items() if name in OF_ENGINE or name == "zero_optimization"}
     return kept | {
         "train_micro_batch_size_per_gpu": args.per_device_train_batch_size, "gradient_accumulation_steps": 1,
         "gradient_clipping": args.max_grad_norm, "zero_allow_untested_optimizer": True,
@@ -177,14 +306,14 @@ def stage_of(given: Any) -> int:
 
 def tunes_engine(given: Any) -> list[str]:
     """Return the paths in a configuration that tune DeepSpeed's engine, and have no effect without it."""
-    return list(keys.tunes_engine(read(given)))
+    return _tuned(read(given))
 
 
 def offloads(given: Any) -> bool:
     """Return whether a configuration asks for state or weights in the memory of a CPU."""
     try:
         zero = read(given).get("zero_optimization", {})
-        return any(zero.get(name, {}).get("device") == "cpu" for name in keys.OFFLOADS)
+        return any(zero.get(name, {}).get("device") == "cpu" for name in OFFLOADS)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -215,10 +344,10 @@ def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
 def _check_sections(reader: _Reader) -> None:
     """Report sections that are no objects, unknown keys, and values of another type."""
     sections = {"zero_optimization", "optimizer", "scheduler", "bf16", "fp16"}
-    for path, known in keys.SECTIONS.items():
+    for path, known in SECTIONS.items():
         reader.known(path, known if path else {*known, *sections})
     reader.section("aio")
-    reader.wrong += keys.wrong_types(reader.found)
+    reader.wrong += wrong_types(reader.found)
 
 
 def _check_values(reader: _Reader) -> None:
@@ -228,14 +357,14 @@ def _check_values(reader: _Reader) -> None:
     stage = zero.get("stage")
     if not reader.is_odd("zero_optimization.stage") and stage not in (1, 2, 3):
         reader.wrong.append(f"zero_optimization.stage is {stage}, and whet runs DeepSpeed for stages 1, 2 and 3")
-    for name in keys.OFFLOADS:
+    for name in OFFLOADS:
         path = f"zero_optimization.{name}"
         device = reader.section(path).get("device", "none")
         if device not in ("none", "cpu") and not reader.is_odd(f"{path}.device"):
             reader.wrong.append(f"{path}.device is {device}, and {_ON_CPU_ALONE}")
-    others = list(keys.fixed_otherwise(found))
+    others = list(fixed_otherwise(found))
     if not runs(reader.args.deepspeed):
-        others += keys.need_engine(found, reader.args.ddp_comm_hook)
+        others += need_engine(found, reader.args.ddp_comm_hook)
     reader.wrong += [one for one in others if not reader.is_odd(one.partition(" is ")[0])]
     _check_optimizer(reader)
 
@@ -284,10 +413,10 @@ def _check_scheduler(reader: _Reader) -> None:
 
 def schedule_of(found: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Return the schedule of a configuration as lr_scheduler_type and lr_scheduler_kwargs; None if it has none."""
-    kind = str(keys.at(found, "scheduler.type"))
+    kind = str(at(found, "scheduler.type"))
     if kind not in _SCHEDULES:
         return None
-    floor = keys.at(found, "scheduler.params.cos_min_ratio")
+    floor = at(found, "scheduler.params.cos_min_ratio")
     share = _COSINE_FLOOR if floor in (None, AUTO) else floor
     return _SCHEDULES[kind], {"min_lr_rate": share} if kind == "WarmupCosineLR" else {}
 
@@ -326,3 +455,95 @@ def _values(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield from _values(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
+
+
+_NUMBERS = {
+    "gradient_clipping": "max_grad_norm", "scheduler.params.warmup_max_lr": "learning_rate",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon", "optimizer.params.weight_decay": "weight_decay",
+}  # fmt: skip
+_BETAS = ("adam_beta1", "adam_beta2")
+_ROWS, _STEPS = SIZES.values()
+_FORMATS = ("bf16", "fp16")
+_PRECISIONS = ("precision", *_FORMATS)
+_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+_SET = (_ROWS, _STEPS, *dict.fromkeys(_NUMBERS.values()), *_BETAS, *_SCHEDULE, "precision")
+"""All fields that a configuration can set."""
+
+
+def values_for(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the configuration in these settings has for settings that are not given."""
+    config = given.get("deepspeed")
+    if config is None:
+        return {}
+    try:
+        found = read(config)
+    except (OSError, ValueError):
+        return {}
+    values = {**_plain(found), **_sizes(found, given), **_schedule(found)}
+    if not any(given.get(name) is not None for name in _PRECISIONS) and (precision := _precision(found)):
+        values["precision"] = precision
+    return {name: value for name, value in values.items() if name not in given}
+
+
+def described(args: TrainingFields) -> list[str]:
+    """Return the stage that the run's configuration asks for and the settings it has a value for, in parts of a line.
+
+    Empty without a configuration.
+    """
+    if args.deepspeed is None:
+        return []
+    values = values_for({"deepspeed": args.deepspeed})
+    set_here = [f"{name} {values[name]}" for name in _SET if name in values and values[name] == getattr(args, name)]
+    source = "" if isinstance(args.deepspeed, Mapping) else f"{Path(str(args.deepspeed)).name}: "
+    return [f"{source}stage {stage_of(args.deepspeed)}", *set_here]
+
+
+def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value for path, name in _NUMBERS.items() if _is_number(value := at(found, path))}
+    betas = at(found, "optimizer.params.betas")
+    if isinstance(betas, list) and len(betas) == len(_BETAS) and all(map(_is_number, betas)):
+        values |= dict(zip(_BETAS, betas, strict=True))
+    return {name: float(value) for name, value in values.items()}
+
+
+def _schedule(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule of the learning rate, and the steps of its warm-up if they are a number."""
+    schedule, steps = schedule_of(found), at(found, "scheduler.params.warmup_num_steps")
+    if schedule is None:
+        return {}
+    values: dict[str, Any] = {"lr_scheduler_type": schedule[0]}
+    if schedule[1]:
+        values["lr_scheduler_kwargs"] = schedule[1]
+    return values | ({"warmup_steps": int(steps)} if _is_count(steps) else {})
+
+
+def _sizes(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the rows of a micro-batch and the micro-batches of a step; what is missing follows from train_batch_size.
+
+    DeepSpeed's rule: train_batch_size is the product of both and of the ranks; alone, it is that of one micro-batch.
+    """
+    known = {name: int(found[key]) for key, name in SIZES.items() if _is_count(found.get(key))}
+    total = found.get("train_batch_size")
+    decided = {**known, **{name: given[name] for name in (_ROWS, _STEPS) if _is_count(given.get(name))}}
+    if not _is_count(total) or len(decided) == 2:
+        return known
+    (missing,) = {_ROWS, _STEPS} - {*decided} if decided else (_ROWS,)
+    others = math.prod(decided.values()) * here().n_ranks
+    rest = {} if decided else {_STEPS: 1}
+    return {**known, **rest, missing: int(total) // others} if total % others == 0 else known
+
+
+def _precision(found: Mapping[str, Any]) -> str | None:
+    """Return the format that the sections ask for, fp32 where they leave it open; None if they ask for two."""
+    on = [name for name in _FORMATS if at(found, f"{name}.enabled") is True]
+    odd = any(at(found, f"{name}.enabled") not in (None, True, False, AUTO) for name in _FORMATS)
+    return None if odd or len(on) > 1 else next(iter(on), "fp32")
+
+
+def _is_count(value: Any) -> TypeGuard[int | float]:
+    return _is_number(value) and value == int(value) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,10 +1,15 @@
 """The fields of `TrainingArguments`, with the names and defaults of `transformers` and a help text for each."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from whet.config.ranks import here
+
+if TYPE_CHECKING:
+    import torch
+    from transformers.training_args import ParallelMode
 
 Interval = Literal["no", "steps", "epoch"]
 PaddingInLoss = Literal["none", "sampled", "all"]
@@ -327,3 +332,38 @@ class TrainingFields:
     def train_rows_per_step(self) -> int:
         """Rows per optimizer step, over all accumulated batches of all ranks."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * here().n_ranks
+
+    @property
+    def device(self) -> "torch.device":
+        """The device of the model: the first GPU, unless there is none or use_cpu is set."""
+        import torch
+
+        return torch.device("cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu")
+
+    @property
+    def parallel_mode(self) -> "ParallelMode":
+        """How the run is distributed, in transformers' words."""
+        from transformers.training_args import ParallelMode
+
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+        return here().n_ranks
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs: rank 0 does."""
+        return here().is_first
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes files: rank 0 does."""
+        return here().is_first
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Return the steps of warm-up in a run of this many steps."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil((self.warmup_steps or self.warmup_ratio) * num_training_steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from whet.config.fields import LastBlockTokens, PaddingInLoss
-from whet.config.rules.compile import DEFAULT_BACKEND
+from whet.config.rules.computing import DEFAULT_BACKEND
 from whet.config.rules.sharing import stage_of_run
 
 if TYPE_CHECKING:

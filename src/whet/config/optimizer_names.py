@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.config.reading.values import expected, read
+from whet.config.values import expected, read
 from whet.errors import Problem
 from whet.optional import extra, is_installed
 

@@ -9,10 +9,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
-from whet.config.elsewhere import elsewhere
 from whet.errors import ConfigError, Problem
 
 
@@ -37,6 +38,32 @@ class Place:
     def one_machine(self) -> bool:
         """Whether all ranks run on this machine."""
         return self.n_local == self.n_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What the settings' rules ask a machine, for a machine that is not this one."""
+
+    n_ranks: int
+    has_deepspeed: bool
+
+
+_elsewhere: ContextVar[Elsewhere | None] = ContextVar("whet_elsewhere", default=None)
+
+
+def elsewhere() -> Elsewhere | None:
+    """Return where the settings that are checked now will run; None if that is this process."""
+    return _elsewhere.get()
+
+
+@contextmanager
+def checked_for(place: Elsewhere) -> Iterator[None]:
+    """Check settings in this block as a process at that place would."""
+    before = _elsewhere.set(place)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(before)
 
 
 @dataclass(frozen=True)

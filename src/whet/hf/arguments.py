@@ -12,9 +12,8 @@ import transformers
 from transformers.training_args import OptimizerNames
 
 from whet.config import ranks
+from whet.config.aliases import NOT_HONOURED_OLD, OFF, WITHDRAWN
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
-from whet.config.names.not_honoured import NOT_HONOURED_OLD, WITHDRAWN
-from whet.config.names.off_values import OFF
 from whet.config.optimizer_names import DEFAULT, names, plugged_in
 from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs
 from whet.errors import ConfigError, Problem

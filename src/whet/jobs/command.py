@@ -5,16 +5,31 @@ from functools import partial
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.errors import Problem
 from whet.jobs.fields import JobFields
 from whet.jobs.task import Task
 
+MAIN_OPTIONS = (
+    "model_name_or_path", "dataset_name", "train_file", "validation_file", "output_dir", "do_train", "do_eval",
+    "resume_from_checkpoint", "precision", "per_device_train_batch_size", "learning_rate", "num_train_epochs",
+)  # fmt: skip
+"""What the short help text of each shows, next to options of its own."""
+
 
 def training_command(
-    task: Task, settings: type[JobFields], *, summary: str, examples: tuple[str, ...], **more: Any
+    task: Task,
+    settings: type[JobFields],
+    *,
+    summary: str,
+    examples: tuple[str, ...],
+    main: tuple[str, ...],
+    **more: Any,
 ) -> Command:
-    """Return the command that trains, evaluates and predicts with these settings; `more` as in `Command`."""
+    """Return the command that trains, evaluates and predicts with these settings; `more` as in `Command`.
+
+    `main` are the task's own options that the short help text shows.
+    """
 
     def run(job: JobFields, args: TrainingArguments) -> Callable[[], int]:
         from whet.jobs.run import run_job
@@ -27,6 +42,7 @@ def training_command(
         usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
         examples=examples,
         parts=(settings, TrainingArguments),
+        main=(*MAIN_OPTIONS, *main),
         lone="config",
         takes_config=True,
         check=task.check,

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from whet.config import deepspeed, secrets
-from whet.config.elsewhere import Elsewhere, checked_for
-from whet.config.reading.files import read_config
+from whet.config.command_line import read_config
+from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import MASK, ConfigError
 from whet.kubernetes.fields import KubernetesFields
 

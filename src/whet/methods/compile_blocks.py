@@ -19,7 +19,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
-from whet.config.rules.compile import DEFAULT_BACKEND
+from whet.config.rules.computing import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site

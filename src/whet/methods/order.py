@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from whet.config.method_names import method_files
 from whet.config.methods import MethodSettings
-from whet.config.names.methods import method_files
 from whet.methods.seam import Applied, Cost, Method
 from whet.models.packed import packed_model, release
 from whet.models.view import ModelView

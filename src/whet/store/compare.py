@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whet.config import deepspeed
 from whet.config.arguments import TrainingArguments
-from whet.config.options import options_of
 from whet.config.ranks import Place, here
-from whet.config.rules.saving import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
 from whet.config.rules.schedule import BY_METRIC
+from whet.config.rules.training import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
+from whet.config.settings import options_of
 from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.kernels.library import library

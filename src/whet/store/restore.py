@@ -13,7 +13,7 @@ from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import here
-from whet.config.rules.saving import METRIC_FIELDS
+from whet.config.rules.training import METRIC_FIELDS
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy

@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from whet.config.command import Command
+    from whet.config.command_line import Command
     from whet.jobs.task import Task
 
 Does = Literal["trains", "answers", "demonstrates"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.loading import PREFETCH_FACTOR
+from whet.config.rules.memory import PREFETCH_FACTOR
 from whet.data import budget, deal, sampling
 from whet.data.batch import Batch
 from whet.data.lengths import lengths_of

@@ -32,6 +32,22 @@ def only_with(
     return rule
 
 
+def broken_if(
+    rule_name: str, names: Sequence[str], is_broken: Callable[[Any], bool], *, what: str, why: str, fix: str
+) -> Rule:
+    """Return the rule that is broken by some values of the settings `names`; the problem shows these."""
+
+    def rule(settings: Any) -> Problem | None:
+        if not is_broken(settings):
+            return None
+        values = {name: getattr(settings, name) for name in names}
+        got = ", ".join(f"{name}={value}" for name, value in values.items()) if len(names) > 1 else values[names[0]]
+        return Problem(what=what, got=got, why=why, fix=fix)
+
+    rule.__name__ = rule_name
+    return rule
+
+
 def is_text(name: str) -> Rule:
     """Return the rule that a text, or each of several, holds complete characters: tokenizers take no others."""
 

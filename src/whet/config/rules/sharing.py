@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 
 from whet.config import deepspeed
-from whet.config.derived import DerivedSettings
 from whet.config.fields import TrainingFields
 from whet.config.optimizer_names import by_element
 from whet.config.rules.ranges import Rule
@@ -124,7 +123,7 @@ def offload_has_somewhere_to_go(args: TrainingFields) -> Problem | None:
 
 
 def _has_gpu(args: TrainingFields) -> bool:
-    return isinstance(args, DerivedSettings) and args.device.type != "cpu"
+    return args.device.type != "cpu"
 
 
 def shared_gradients_have_one_sum(args: TrainingFields) -> Problem | None:

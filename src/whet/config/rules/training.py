@@ -1,4 +1,6 @@
-"""Rules of `TrainingArguments`: each checks the settings and returns the problem, or None."""
+"""Rules about the length of a run, its evaluations, checkpoints, guards and logs."""
+
+from __future__ import annotations
 
 import math
 import os
@@ -7,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least, below_one, seed, share, whole_or_share
-from whet.config.rules.reliability import RELIABILITY_RULES
-from whet.config.rules.schedule import SCHEDULE_RULES
+from whet.config.rules.ranges import Rule, at_least, below_one, broken_if, seed, share, whole_or_share
+from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
+from whet.config.settings import options_of
 from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
@@ -18,54 +20,6 @@ LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
 """The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
 NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME})
 """Files that do not count as content of an output_dir."""
-
-
-def warmup_steps_whole_or_share(args: TrainingFields) -> Problem | None:
-    """A fraction of a step is not possible."""
-    if args.warmup_steps < 1 or args.warmup_steps == int(args.warmup_steps):
-        return None
-    return Problem(
-        what="warmup_steps is neither steps nor a share",
-        got=args.warmup_steps,
-        why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
-        fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
-    )
-
-
-def one_warmup(args: TrainingFields) -> Problem | None:
-    """Two lengths of one warm-up contradict each other."""
-    if not (args.warmup_steps and args.warmup_ratio):
-        return None
-    return Problem(
-        what="the warm-up is given twice",
-        got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
-        why="both set how long the learning rate rises, and only one can apply",
-        fix="keep one of --warmup_steps and --warmup_ratio",
-    )
-
-
-def max_steps_off_or_positive(args: TrainingFields) -> Problem | None:
-    """-1 is the ecosystem's "not set"."""
-    if args.max_steps == -1 or args.max_steps >= 1:
-        return None
-    return Problem(
-        what="max_steps asks for no training",
-        got=args.max_steps,
-        why="it is -1, which leaves the length to num_train_epochs, or at least one optimizer step",
-        fix="use --max_steps 1 or more, or leave it out",
-    )
-
-
-def some_epochs(args: TrainingFields) -> Problem | None:
-    """Without max_steps, the epochs are the length of the run."""
-    if args.max_steps != -1 or args.num_train_epochs > 0:
-        return None
-    return Problem(
-        what="num_train_epochs is not positive",
-        got=args.num_train_epochs,
-        why="without --max_steps it is the length of the run",
-        fix="use a --num_train_epochs above 0, such as 0.5 or 3",
-    )
 
 
 def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
@@ -116,18 +70,6 @@ def _is_multiple(whole: float, part: float) -> bool:
     return times >= 1 and math.isclose(times * part, whole)  # shares of the run, such as 0.3 and 0.1, are not exact
 
 
-def best_needs_a_metric(args: TrainingFields) -> Problem | None:
-    """Saving the best model needs a metric."""
-    if args.save_strategy != "best" or args.metric_for_best_model:
-        return None
-    return Problem(
-        what="save_strategy best has no metric",
-        got=f"metric_for_best_model={args.metric_for_best_model}",
-        why="it needs the number of the evaluation that defines the best model",
-        fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
-    )
-
-
 def trackers_or_none(args: TrainingFields) -> Problem | None:
     """`none` and `all` cannot be combined with names."""
     if not {"none", "all"} & set(args.report_to):
@@ -137,18 +79,6 @@ def trackers_or_none(args: TrainingFields) -> Problem | None:
         got=list(args.report_to),
         why="none means no tracker, and all means every installed one; neither can be combined with a name",
         fix="use --report_to none, --report_to all, or only names",
-    )
-
-
-def logging_dir_is_read(args: TrainingFields) -> Problem | None:
-    """Only TensorBoard writes to a folder of logs."""
-    if args.logging_dir is None or "tensorboard" in args.report_to:
-        return None
-    return Problem(
-        what="logging_dir is given, but nothing is written there",
-        got=args.logging_dir,
-        why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
-        fix="add --report_to tensorboard, or leave --logging_dir out",
     )
 
 
@@ -212,6 +142,119 @@ def _no_output(folder: Path, why: str) -> Problem:
     return Problem(what="output_dir cannot be written", got=str(folder), why=why, fix=fix)
 
 
+CURVE_FIELDS = (
+    "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
+    "label_smoothing_factor", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
+    "freeze_layers",
+)  # fmt: skip
+"""Settings that change the loss curve; its length may change."""
+
+METRIC_FIELDS = ("metric_for_best_model", "greater_is_better")
+"""Settings that define the best evaluation; compared if both runs have a metric for it."""
+
+EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS)
+"""Settings that change the curve if the learning rate follows the evaluations."""
+
+CURVE_FACTS = (
+    "precision", "methods", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data",
+    "evaluation_data", "order", "dtype", "loss",
+)  # fmt: skip
+"""Other facts that change the curve and do not follow from a single setting."""
+
+
+def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
+    """A name that is never compared cannot be allowed to change."""
+    known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
+    strange = [name for name in args.resume_allow_changes if name not in known]
+    if not strange:
+        return None
+    return Problem(
+        what="resume_allow_changes names what is not compared",
+        got=strange,
+        why=f"a run that resumes is compared in {', '.join(known)}",
+        fix="use some of these in --resume_allow_changes; anything else may change without it",
+    )
+
+
+_WITH_NAMES = ("wandb", "mlflow", "trackio")
+
+
+def run_name_is_read(args: TrainingFields) -> Problem | None:
+    """TensorBoard has no names of runs, only folders."""
+    if args.run_name is None or set(_WITH_NAMES) & set(args.report_to):
+        return None
+    return Problem(
+        what="run_name is given, but no tracker reads it",
+        got=f"run_name={args.run_name}, report_to={','.join(args.report_to) or 'none'}",
+        why=f"of the trackers, {', '.join(_WITH_NAMES)} give their runs a name; TensorBoard has folders",
+        fix="add one of them to --report_to, or leave --run_name out; --logging_dir is TensorBoard's folder",
+    )
+
+
+_READ_BY = {
+    "eval_steps": ("eval_strategy", "steps"),
+    "save_steps": ("save_strategy", "steps"),
+    "save_interval_s": ("save_strategy", "time"),
+    "logging_steps": ("logging_strategy", "steps"),
+}
+"""Field -> the only strategy that reads it."""
+
+
+def unread(args: TrainingFields) -> list[str]:
+    """Return a note for each field that was changed from its default and has no effect in this run."""
+    notes = []
+    for name, (strategy, needed) in _READ_BY.items():
+        is_now = getattr(args, strategy)
+        if is_now != needed and _is_set(args, name) and not _also_evaluates(args, name):
+            shown = getattr(args, name)
+            notes.append(f"{name}={shown} has no effect with {strategy} {is_now}: set {strategy} {needed} to use it")
+    if args.save_strategy == "no" and _is_set(args, "save_total_limit"):
+        notes.append(
+            f"save_total_limit={args.save_total_limit} counts only checkpoints that a signal or a callback asks for: "
+            "save_strategy is no"
+        )
+    return [*notes, *_about_order(args), *_about_schedule(args)]
+
+
+def _about_order(args: TrainingFields) -> list[str]:
+    """Return notes for settings without effect on the order of rows, by transformers' rules."""
+    notes, strategy = [], args.train_sampling_strategy
+    by_length = ("group_by_length", "batch_rebalance")
+    if strategy not in by_length and _is_set(args, "length_column_name"):
+        notes.append(
+            f"length_column_name={args.length_column_name} has no effect: it is for train_sampling_strategy "
+            f"{' and '.join(by_length)}, and train_sampling_strategy is {strategy}"
+        )
+    if strategy == "batch_rebalance" and args.data_seed is None and _is_set(args, "seed"):
+        notes.append(
+            f"seed={args.seed} has no effect on the order of rows: batch_rebalance shuffles with seed 42, as in "
+            "transformers; data_seed changes it"
+        )
+    return notes
+
+
+def _about_schedule(args: TrainingFields) -> list[str]:
+    """Return notes for a schedule that follows a metric: its mode is min by default."""
+    kwargs = args.lr_scheduler_kwargs or {}
+    if args.lr_scheduler_type not in BY_METRIC or "mode" in kwargs or not args.greater_is_better:
+        return []
+    return [
+        f"{args.lr_scheduler_type} treats a smaller {args.metric_for_best_model} as better, as in transformers; "
+        'to change that, use lr_scheduler_kwargs {"mode": "max"}'
+    ]
+
+
+def _is_set(args: TrainingFields, name: str) -> bool:
+    return getattr(args, name) != options_of(type(args))[name].default
+
+
+def _also_evaluates(args: TrainingFields, name: str) -> bool:
+    """Evaluations run every logging_steps if eval_steps is not given."""
+    return name == "logging_steps" and args.eval_strategy == "steps" and args.eval_steps == args.logging_steps
+
+
 TRAINING_RULES: tuple[Rule, ...] = (
     output_dir_has_a_name,
     at_least("per_device_train_batch_size", 1, "a forward pass needs at least one row"),
@@ -227,12 +270,40 @@ TRAINING_RULES: tuple[Rule, ...] = (
     at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
     share("label_smoothing_factor", "of each label that goes to all classes"),
     at_least("max_grad_norm", 0, "a norm is never negative; 0 disables clipping"),
-    max_steps_off_or_positive,
-    some_epochs,
+    broken_if(
+        "max_steps_off_or_positive",
+        ("max_steps",),
+        lambda args: args.max_steps != -1 and args.max_steps < 1,
+        what="max_steps asks for no training",
+        why="it is -1, which leaves the length to num_train_epochs, or at least one optimizer step",
+        fix="use --max_steps 1 or more, or leave it out",
+    ),
+    broken_if(
+        "some_epochs",
+        ("num_train_epochs",),
+        lambda args: args.max_steps == -1 and args.num_train_epochs <= 0,
+        what="num_train_epochs is not positive",
+        why="without --max_steps it is the length of the run",
+        fix="use a --num_train_epochs above 0, such as 0.5 or 3",
+    ),
     at_least("warmup_steps", 0, "a warm-up cannot end before the first step"),
-    warmup_steps_whole_or_share,
+    broken_if(
+        "warmup_steps_whole_or_share",
+        ("warmup_steps",),
+        lambda args: args.warmup_steps >= 1 and args.warmup_steps != int(args.warmup_steps),
+        what="warmup_steps is neither steps nor a share",
+        why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
+        fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
+    ),
     share("warmup_ratio", "of the run's optimizer steps over which the learning rate rises"),
-    one_warmup,
+    broken_if(
+        "one_warmup",
+        ("warmup_steps", "warmup_ratio"),
+        lambda args: args.warmup_steps and args.warmup_ratio,
+        what="the warm-up is given twice",
+        why="both set how long the learning rate rises, and only one can apply",
+        fix="keep one of --warmup_steps and --warmup_ratio",
+    ),
     *SCHEDULE_RULES,
     seed("seed"),
     seed("data_seed"),
@@ -243,8 +314,55 @@ TRAINING_RULES: tuple[Rule, ...] = (
     best_model_is_evaluated,
     best_model_is_saved,
     saves_are_evaluated,
-    best_needs_a_metric,
+    broken_if(
+        "best_needs_a_metric",
+        ("save_strategy", "metric_for_best_model"),
+        lambda args: args.save_strategy == "best" and not args.metric_for_best_model,
+        what="save_strategy best has no metric",
+        why="it needs the number of the evaluation that defines the best model",
+        fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
+    ),
     trackers_or_none,
-    logging_dir_is_read,
-    *RELIABILITY_RULES,
+    broken_if(
+        "logging_dir_is_read",
+        ("logging_dir",),
+        lambda args: args.logging_dir is not None and "tensorboard" not in args.report_to,
+        what="logging_dir is given, but nothing is written there",
+        why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
+        fix="add --report_to tensorboard, or leave --logging_dir out",
+    ),
+    at_least("max_nonfinite_steps", 1, "the run ends when as many steps in a row were not finite"),
+    broken_if(
+        "spike_is_above_the_median",
+        ("max_loss_spike",),
+        lambda args: args.max_loss_spike is not None and args.max_loss_spike <= 1,
+        what="max_loss_spike is not above 1",
+        why="it is the largest loss of a step as a multiple of the usual one: at 1 every other step would be skipped",
+        fix="use --max_loss_spike 5, for example, or leave it out",
+    ),
+    at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the guard off"),
 )
+
+SAVING_RULES: tuple[Rule, ...] = (
+    broken_if(
+        "interval_is_a_time",
+        ("save_interval_s",),
+        lambda args: (
+            args.save_strategy == "time" and (args.save_interval_s <= 0 or not math.isfinite(args.save_interval_s))
+        ),
+        what="save_interval_s is not a time between checkpoints",
+        why="save_strategy time writes a checkpoint after each interval of so many seconds",
+        fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
+    ),
+    allowed_changes_are_known,
+    broken_if(
+        "some_saves_to_delay",
+        ("save_strategy",),
+        lambda args: args.save_async and args.save_strategy == "no",
+        what="save_async is on, but nothing is saved",
+        why="it says how checkpoints are written, and there will be none",
+        fix="leave --save_async out, or choose another --save_strategy",
+    ),
+)
+
+LOGGING_RULES: tuple[Rule, ...] = (run_name_is_read,)

@@ -80,6 +80,7 @@ TASK = Task(
 CLASSIFY = training_command(
     TASK,
     ClassifyArguments,
+    main=("text_column_names", "label_column_name"),
     summary=(
         "Fine-tune a model that gives texts, or pairs of texts, one label, several labels or a number; evaluate it and"
         " predict. The options are those of transformers' run_classification.py and TrainingArguments; their older"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.command import training_command
 from whet.jobs.task import Task
 from whet.models.loading.heads import CAUSAL_LM
@@ -54,6 +54,7 @@ TASK = Task(
 LM = training_command(
     TASK,
     LmArguments,
+    main=("dataset_text_field", "max_length"),
     summary=(
         "Fine-tune a causal language model on texts, on prompts with completions, or on conversations, and compute its"
         " perplexity. The options are those of transformers' run_clm.py and TrainingArguments, and of TRL's SFTConfig."

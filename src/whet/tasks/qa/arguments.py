@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.options import printable
 from whet.config.rules.ranges import Rule, above, at_least, is_text, seed
 from whet.config.rules.training import output_dir_has_a_name
-from whet.config.settings import broken, checked
+from whet.config.settings import broken, checked, printable
 from whet.errors import DataError, Problem
 from whet.jobs.fields import OFF, REFUSED, JobFields
 from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, windows_move_on

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.command import Command
+from whet.config.command_line import Command
 from whet.jobs.command import training_command
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import Task
@@ -71,6 +71,7 @@ TASK = Task(
 QA = training_command(
     TASK,
     QaArguments,
+    main=("max_seq_length",),
     summary=(
         "Fine-tune a model for extractive question answering, evaluate it, and predict answers. The options are those"
         " of the guides' run_qa.py and of transformers' TrainingArguments; their older names work too."

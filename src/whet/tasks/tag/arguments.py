@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.options import printable
 from whet.config.rules.ranges import Rule, at_least
-from whet.config.settings import broken, checked
+from whet.config.settings import broken, checked, printable
 from whet.errors import Problem
 from whet.jobs.fields import OFF, REFUSED, JobFields, Pooling
 from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on

@@ -61,6 +61,7 @@ TASK = Task(
 TAG = training_command(
     TASK,
     TagArguments,
+    main=("text_column_name", "label_column_name"),
     summary=(
         "Fine-tune a model that gives each word a tag: names of entities, parts of speech, chunks; evaluate it and"
         " predict. The options are those of transformers' run_ner.py and TrainingArguments; their older names work too."

@@ -10,10 +10,12 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer_utils import SchedulerType
 
+from whet.delayed_imports import standing
 from whet.train.output import files as output_files
 from whet.train.run import Prepared
 
 
+@standing()  # TrainingSummary imports datasets to ask whether the rows are one of its own
 def write(prepared: Prepared, precision: str, state: TrainerState, facts: Mapping[str, Any]) -> None:
     """Write README.md to the output folder: a draft of a model card; `precision` is the name of the run's."""
     from transformers.modelcard import TrainingSummary

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from transformers import TrainerState
 
 from whet import console
-from whet.config import deepspeed_values, recipes
+from whet.config import deepspeed, recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
@@ -44,7 +44,7 @@ def of_training(
         "data": [*_rows(prepared, prepared.train_dataset, micro_rows), *_evaluated(prepared)],
         "batch": [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, counters.max_steps)],
         "recipe": recipes.described(args),
-        "deepspeed": deepspeed_values.described(args),
+        "deepspeed": deepspeed.described(args),
         "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
         "saves": _saves(args, counters),
     }

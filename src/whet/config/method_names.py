@@ -6,7 +6,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parents[2] / "methods"
+_FOLDER = Path(__file__).resolve().parents[1] / "methods"
 BY_NAME = "methods"
 """The setting that asks for methods by name."""
 
