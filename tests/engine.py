@@ -3,7 +3,7 @@
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.train import trainer
+from whet.engine import engine as trainer
 
 __all__ = ["Trainer", "TrainingArguments"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[1] / "src" / "whet"
-STEP, SAVE = "whet.train.loop:TrainingLoop.take_step", "whet.store.save:Saver.save"
+STEP, SAVE = "whet.engine.loop:TrainingLoop.take_step", "whet.store.save:Saver.save"
 Graph = Mapping[str, set[str]]
 
 

@@ -27,7 +27,7 @@ import whet
 from bench import Bench
 from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
-from whet.train.trainer import Trainer
+from whet.engine.engine import Trainer
 
 N_STEPS, N_COUNTED = 14, 10
 

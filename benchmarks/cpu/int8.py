@@ -25,12 +25,12 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
 from whet.data.store import RowStore
+from whet.engine import engine as engine
+from whet.engine import step
+from whet.engine.update import ClipInOwnPass
 from whet.kernels.adamw import gradient_norm
 from whet.optim import registry
 from whet.precision import policy
-from whet.train import step
-from whet.train import trainer as engine
-from whet.train.update import ClipInOwnPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts

@@ -36,8 +36,8 @@ def worker(asked: dict[str, Any]) -> None:
     from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
     from whet.config import arguments as settings
+    from whet.engine import engine as engine
     from whet.kernels import library
-    from whet.train import trainer as engine
 
     torch.set_num_threads(asked["threads"])
     clock: Callable[[], float] = time.process_time if asked["clock"] == "cpu" else time.perf_counter

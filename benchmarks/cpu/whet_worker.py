@@ -17,9 +17,9 @@ from transformers import set_seed
 
 from whet.config import arguments as settings
 from whet.data.store import RowStore
+from whet.engine import engine as engine
 from whet.kernels.library import library
 from whet.models.loading.load import ModelSource, load_qa_model
-from whet.train import trainer as engine
 
 SEED = 42
 

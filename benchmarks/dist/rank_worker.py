@@ -59,7 +59,7 @@ class _Clock(TrainerCallback):
 
 def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     from whet.config import arguments as settings
-    from whet.train import trainer as engine
+    from whet.engine import engine as engine
     import whet
     from whet.data.store import RowStore
 

@@ -26,12 +26,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from whet.config import arguments as settings
+from whet.engine import engine as engine
+from whet.engine.loop import TrainingLoop
 from whet.methods import grouped_experts
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
 from whet.tasks.lm.rows import collate
-from whet.train import trainer as engine
-from whet.train.loop import TrainingLoop
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from machine import facts  # noqa: E402

@@ -24,9 +24,9 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
+from whet.engine import engine as engine
+from whet.engine.loop import TrainingLoop
 from whet.store import snapshot
-from whet.train import trainer as engine
-from whet.train.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]

@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from whet.config import arguments as settings
+from whet.engine import engine as engine
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
-from whet.train import trainer as engine
 
 LENGTH = 384
 SETTINGS: dict[str, Any] = {

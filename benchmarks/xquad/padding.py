@@ -23,11 +23,11 @@ from peer import MODEL
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from whet.config import arguments as settings
+from whet.engine import engine as engine
+from whet.engine import step
 from whet.precision.policy import Float32
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
-from whet.train import step
-from whet.train import trainer as engine
 
 LENGTH = 384
 COUNTS = (1, 2, 4, 8)

@@ -23,9 +23,9 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 from whet.config import arguments as settings
 from whet.data import padding
 from whet.data.padding import Padding
+from whet.engine import engine as engine
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
-from whet.train import trainer as engine
 
 LENGTH, N_HEADS = 384, 8
 BATCHES = (4, 8, 12, 16)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from whet.models.experts.upcycle import upcycle
     from whet.own_loop.changes import changes
     from whet.own_loop.optimize import optimize, restore
-    from whet.train.callbacks.ray_train import RayReport
+    from whet.watch.ray_train import RayReport
 
 _HOME = {
     "Accelerator": "whet.hf.accelerator",
     "ExpertSettings": "whet.models.experts.settings",
     "TrainingArguments": "whet.hf.arguments",
     "Trainer": "whet.hf.trainer",
-    "RayReport": "whet.train.callbacks.ray_train",
+    "RayReport": "whet.watch.ray_train",
     "changes": "whet.own_loop.changes",
     "optimize": "whet.own_loop.optimize",
     "restore": "whet.own_loop.optimize",

@@ -20,7 +20,7 @@ from tiny_qa import command, squad, write_json
 from terminal import on_terminal
 from whet.cli.main import run
 from whet.log import logger
-from whet.train.output import run_log
+from whet.watch import run_log
 
 _LABELS = ["model", "data", "precision", "batch", "memory", "machine", "saves"]
 _STEP = r"step \d+/4  epoch \d\.\d\d  loss [\d.]+  lr [\d.e-]+  [\d,]+ tokens/s  eta \d+s"
@@ -126,7 +126,7 @@ def test_a_full_disk_costs_lines_of_the_log_and_nothing_else(tmp_path: Path) -> 
     """No file may grow: each line is refused, one warning says so, and the work ends well."""
     code = (
         "import sys\n"
-        "from whet.log import logger\nfrom whet.train.output import run_log\n"
+        "from whet.log import logger\nfrom whet.watch import run_log\n"
         "with run_log.written_to(sys.argv[1]):\n"
         "    for number in range(3): logger.info('line %d', number)\n"
         "print('done')"
@@ -144,7 +144,7 @@ def test_messages_that_a_program_does_not_show_stay_out_of_its_output(tmp_path: 
     code = (
         "import logging, sys\n"
         "logging.basicConfig(level=logging.WARNING)\n"
-        "from whet.log import logger\nfrom whet.train.output import run_log\n"
+        "from whet.log import logger\nfrom whet.watch import run_log\n"
         "with run_log.written_to(sys.argv[1]):\n"
         "    logger.info('quiet'); logger.warning('loud')\n"
         "logger.info('after'); logger.warning('again')"
@@ -178,7 +178,7 @@ def test_a_long_warning_is_folded_on_a_terminal_alone(tmp_path: Path) -> None:
 def test_ctrl_c_while_the_results_are_printed_changes_nothing() -> None:
     code = (
         "import os, signal, time\n"
-        "from whet.train.control import stop\n"
+        "from whet.watch import stop\n"
         "stop.install(); stop.defer_signals(); stop.mark_step_done(); stop.mark_work_done()\n"
         "os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3); print('the table')"
     )

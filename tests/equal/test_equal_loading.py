@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 import engine
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.data.prefetch import NAME
+from whet.engine.trials import batch_size
 from whet.store import find
-from whet.train.trials import batch_size
 
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
 

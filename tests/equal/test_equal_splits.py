@@ -24,9 +24,9 @@ from tiny import (
     tiny_rows,
     weights_of,
 )
+from whet.engine import step
 from whet.objectives.base import Objective
 from whet.precision.policy import Float32
-from whet.train import step
 
 N_STEPS = 12
 # Sums of float32 in another order: each loss is rounded at 6e-8, and what the weights have drifted apart by until then

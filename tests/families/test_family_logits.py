@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import engine
 from tiny import FAMILIES, NO_AUTOCAST, arguments, masked_loss, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
+from whet.engine import step
 from whet.precision.policy import BFloat16, Float32
-from whet.train import step
 
 # Logits are of size 0.5; each is rounded some dozen times in float32 on its way; seen: 4e-7.
 FP32_TOLERANCE = 5e-6

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from whet.methods.checkpointing import kept_products
 
 from whet.hardware.cpu import features, vendor
 from whet.kernels import cross_entropy as fused_loss
@@ -23,7 +24,6 @@ from whet.kernels import linear as layer
 from whet.kernels import matrix
 from whet.kernels.batch_position import Placement
 from whet.kernels.grouped import grouped_linear
-from whet.methods.checkpointing import kept_products
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from text_tasks import load, words, write_lines
 from whet.cli.main import run
+from whet.engine.trials import precision
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 from whet.tasks.lm.examples import preference_of
-from whet.train.trials import precision
 
 CLOSE = 1e-5
 """Of a loss near 0.7: float32 sums in another order, over fifty steps."""

@@ -12,12 +12,12 @@ from dpo_runs import PAIRS
 
 from text_tasks import SAILING, load, words, write_lines
 from whet.cli.main import run
+from whet.engine.engine import Trainer
+from whet.engine.loop import TrainingLoop
 from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.store.save import Saver
 from whet.tasks.lm.judge import LmJudge
-from whet.train.control import stop
-from whet.train.loop import TrainingLoop
-from whet.train.trainer import Trainer
+from whet.watch import stop
 
 TRAINED, LAST = "once the model is saved", "in the last evaluation"
 STAGES = {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from whet.cli.main import run
-from whet.train.output import files
+from whet.watch import files
 
 _WRITES = ("mkdir", "touch", "replace", "unlink")
 _EVERY = 4

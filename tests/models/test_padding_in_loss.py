@@ -15,8 +15,8 @@ from marks import needs_vnni
 from tiny import FAMILIES, Pad, arguments, losses, padded, tiny_model, tiny_rows, weights_of
 from whet.data.padding import SAMPLES
 from whet.data.store import RowStore
+from whet.engine import step
 from whet.precision.policy import Float32
-from whet.train import step
 
 operators = pytest.mark.usefixtures("operators")
 ROWS_PER_BATCH = 4

@@ -18,13 +18,13 @@ from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 import engine
 from marks import needs_vnni
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
+from whet.engine import step
 from whet.errors import ConfigError
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 from whet.precision import policy
 from whet.precision.device import INT8_CHOICE
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
-from whet.train import step
 
 N_STEPS = 60
 WITHIN, WITHIN_REAL = 0.01, 0.06

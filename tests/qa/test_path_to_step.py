@@ -18,7 +18,7 @@ found, words = sys.argv[1], json.loads(sys.argv[2])
 
 def watch(frame, event, _):
     code = frame.f_code
-    if event == "call" and code.co_name == "take_step" and code.co_filename.endswith("train/step.py"):
+    if event == "call" and code.co_name == "take_step" and code.co_filename.endswith("engine/step.py"):
         sys.setprofile(None)
         calls = []
         while frame is not None:

@@ -16,9 +16,9 @@ import engine
 from tiny import tiny_model, tiny_rows
 from whet.dist import group
 from whet.dist.tables import TableSum
+from whet.engine.trials import batch_size, precision
 from whet.kernels.embedding import RowGradient
 from whet.store import best
-from whet.train.trials import batch_size, precision
 
 _ENTRIES, _WIDTH = 40, 3
 

@@ -19,10 +19,10 @@ from transformers import TrainerCallback
 import engine
 from tiny import tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
+from whet.engine.sharding import planned
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
-from whet.train.control import stop
-from whet.train.sharding import planned
+from whet.watch import stop
 
 _USUAL: dict[str, Any] = {
     "learning_rate": 1e-2, "max_steps": 6, "logging_steps": 1, "save_strategy": "no", "precision": "fp32",
@@ -267,7 +267,7 @@ class _Poison(TrainerCallback):
 
 def _run_out_of_memory(step: int, trainer: engine.Trainer) -> None:
     """Let this rank find too little memory at a step."""
-    from whet.train.control import guard
+    from whet.watch import guard
 
     found = guard.MemoryGuard.shortage
     guard.MemoryGuard.shortage = lambda self: "too little left" if trainer.state.global_step == step else found(self)

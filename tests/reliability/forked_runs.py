@@ -155,7 +155,7 @@ def hook(module: str, name: str, call: int, until: Path | None = None) -> Callab
 
     def prepare(tell: Callable[[], None]) -> None:
         home = reduce(getattr, owners, import_module(module))
-        stop = import_module("whet.train.control.stop")
+        stop = import_module("whet.watch.stop")
         stay_s = 1.0 if until is None else LIMIT_S
         real, count = getattr(home, last), 0
 

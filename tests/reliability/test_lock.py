@@ -19,7 +19,7 @@ from forked_runs import SOAK, Corpus, corpus, finish, hook, qa
 from harness import count, trials_of
 
 from whet.errors import OutputError, WhetError
-from whet.train.control import lock
+from whet.watch import lock
 
 __all__ = ["corpus"]  # a fixture
 
@@ -29,7 +29,7 @@ _START = """
 import os, sys, time
 from pathlib import Path
 from whet.errors import WhetError
-from whet.train.control import lock
+from whet.watch import lock
 assert "torch" not in sys.modules
 time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
 try:

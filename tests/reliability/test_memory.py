@@ -12,7 +12,7 @@ from memory_leak import MIB, leaking_run, limit_bytes, peak_bytes
 from whet.config.arguments import TrainingArguments
 from whet.hardware import memory
 from whet.hardware.memory import MemoryLimit
-from whet.train.control import guard
+from whet.watch import guard
 
 __all__ = ["corpus", "whole"]  # fixtures
 

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.reliability
 
 _PLACES = {
     "predictions": ("whet.tasks.qa.judge", "write_predictions"),
-    "model": ("whet.train.output.files", "write_model"),
-    "train_results.json": ("whet.train.trainer", "Trainer.save_metrics"),
-    "trainer_state.json": ("whet.train.trainer", "Trainer.save_state"),
+    "model": ("whet.watch.files", "write_model"),
+    "train_results.json": ("whet.engine.engine", "Trainer.save_metrics"),
+    "trainer_state.json": ("whet.engine.engine", "Trainer.save_state"),
 }
 """What does not fit -> the function that writes it."""
 

@@ -16,7 +16,7 @@ from tiny_runs import Toy, assert_same_weights, checkpoints, entries, toy_rows, 
 from transformers import TrainerCallback
 
 from whet.errors import ConfigError
-from whet.train.control import stop
+from whet.watch import stop
 
 pytestmark = pytest.mark.reliability
 _RUN: dict[str, Any] = {

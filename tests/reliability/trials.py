@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 
 import engine
 from tiny import arguments, tiny_model, tiny_rows
+from whet.engine.loop import TrainingLoop
 from whet.errors import WhetError
-from whet.train.loop import TrainingLoop
 
 OUT = "out"
 N_STEPS, SAVE_STEPS = 24, 3

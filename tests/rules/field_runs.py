@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 import engine
 import whet
-from whet.train.control.stop import Stopped
+from whet.watch.stop import Stopped
 
 N_ROWS = 10
 _LENGTHS = 6, 9

@@ -23,7 +23,7 @@ from transformers import AutoModelForQuestionAnswering
 import engine
 import whet
 from whet.cli.main import run
-from whet.train.callbacks import progress
+from whet.watch import progress
 
 _GPU = torch.cuda.is_available()
 _STEPS = {"save_strategy": "steps", "save_steps": 1}

@@ -30,8 +30,8 @@ LIGHT = [
     "tasks/*/task.py",
     "jobs/run.py",
     "jobs/command.py",
-    "train/control/lock.py",
-    "train/control/stop.py",
+    "watch/lock.py",
+    "watch/stop.py",
 ]
 """What is imported before torch is needed: for help texts, and to refuse a bad command or bad data at once."""
 

@@ -19,12 +19,12 @@ from tiny_runs import toy_trainer
 import engine
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
+from whet.engine.trials import batch_size
+from whet.engine.trials.batch_size import HostMemory
 from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
-from whet.train.control.guard import WARN_FRAC, MemoryGuard
-from whet.train.control.stop import Stopped
-from whet.train.trials import batch_size
-from whet.train.trials.batch_size import HostMemory
+from whet.watch.guard import WARN_FRAC, MemoryGuard
+from whet.watch.stop import Stopped
 
 MIB = 2**20
 _ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
+from whet.engine.update import ClipInOwnPass
 from whet.models import lazy_tensor
-from whet.train.update import ClipInOwnPass
 
 BOUND = 0.5
 

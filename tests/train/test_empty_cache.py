@@ -14,7 +14,7 @@ from transformers import TrainerState
 import whet
 from whet.hardware import memory, trim
 from whet.log import logger
-from whet.train.callbacks.empty_cache import EmptyCache
+from whet.watch.empty_cache import EmptyCache
 
 here = pytest.mark.skipif(trim.why_not() is not None, reason=f"this system does not: {trim.why_not()}")
 _PIECE, _N_PIECES = 60_000, 2_000  # below the size that the C library asks the system for, and returns, on its own

@@ -18,9 +18,9 @@ import engine
 from tiny import DECODERS_WITH_OWN_CODE, FAMILIES_WITH_OWN_CODE, arguments, losses, tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder
 from whet.data.store import RowStore
+from whet.engine import frozen_trunk as cache
 from whet.errors import ConfigError, StorageError
 from whet.models.view import ModelView
-from whet.train.trunk import cache
 
 ROUNDING = 1e-5
 """Relative, of a loss: the frozen layers' products run over other rows together, which changes the order of sums."""

@@ -13,8 +13,8 @@ from transformers import AutoModelForQuestionAnswering, GPT2Config, T5Config
 import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
+from whet.engine.update import rates_by_depth
 from whet.optim import registry
-from whet.train.update import rates_by_depth
 
 DECAY = 0.5
 N_BLOCKS = 2

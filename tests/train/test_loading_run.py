@@ -15,7 +15,7 @@ from tiny_runs import toy_rows, toy_trainer
 from transformers import TrainerCallback
 
 from whet.data.prefetch import NAME
-from whet.train.control.stop import Stopped
+from whet.watch.stop import Stopped
 
 
 def _workers() -> list[threading.Thread]:

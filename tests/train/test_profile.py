@@ -27,7 +27,7 @@ from transformers import BertForMaskedLM, SqueezeBertConfig, SqueezeBertForQuest
 import engine
 from whet.errors import ConfigError
 from whet.kernels.library import library
-from whet.train.callbacks.profile import BETWEEN, GROUPS, StepProfile, default_group, group_of
+from whet.watch.profile import BETWEEN, GROUPS, StepProfile, default_group, group_of
 
 
 def _profiled(folder: Path, model: Any, rows: Any, *callbacks: Any, **changes: Any) -> Any:

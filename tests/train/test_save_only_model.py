@@ -24,7 +24,7 @@ from transformers import AutoModelForQuestionAnswering, TrainerCallback
 
 import engine
 from whet.errors import StorageError
-from whet.train.control.stop import Stopped
+from whet.watch.stop import Stopped
 
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
 

@@ -11,15 +11,15 @@ import tiny_qa
 from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_trainer
 
 from engine import TrainingArguments
+from whet.engine.engine import Trainer
+from whet.engine.sync import OneRank
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import read_split as read_examples
 from whet.tasks.qa import job as qa_job
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split as read_questions
-from whet.train.control.stop import Stopped
-from whet.train.sync import OneRank
-from whet.train.trainer import Trainer
+from whet.watch.stop import Stopped
 
 _FACTS, _OF_ACCELERATOR = {"n_ranks", "place", "group", "lost"}, {"gather"}
 _DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - _FACTS - _OF_ACCELERATOR

@@ -15,7 +15,7 @@ from tiny_runs import Recorder, checkpoints, entries, losing_metrics, toy_rows, 
 from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl
 
-from whet.train.callbacks import progress
+from whet.watch import progress
 
 Wish = Callable[[TrainerControl], None]
 

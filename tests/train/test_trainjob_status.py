@@ -141,7 +141,7 @@ def test_nothing_is_posted_in_clear_or_when_it_is_switched_off(
 def test_other_ranks_post_nothing(server: Server) -> None:
     from transformers import TrainerControl, TrainerState
 
-    from whet.train.callbacks import trainjob
+    from whet.watch import trainjob
 
     (callback,) = trainjob.build()
     state = TrainerState(max_steps=4, is_world_process_zero=False)

@@ -15,6 +15,7 @@ import transformers
 
 from whet import __version__, log
 from whet.config.arguments import TrainingArguments
+from whet.engine.engine import Trainer
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs.sources import source_of
@@ -22,7 +23,6 @@ from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import Split, cut, read_split
-from whet.train.trainer import Trainer
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"

@@ -28,7 +28,7 @@ from whet.log import logger
 from whet.optional import extra, require
 from whet.strict_json import number_or_null
 from whet.tasks.qa.arguments import QaArguments, check_run
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
 
 _MIB = 2**20
 _FILE_COLUMNS = 160

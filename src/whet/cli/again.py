@@ -11,7 +11,7 @@ from whet.cli import commands
 from whet.config import ranks
 from whet.config.settings import MASK, options_of
 from whet.errors import escape_controls
-from whet.train.control.stop import Stopped
+from whet.watch.stop import Stopped
 
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from whet.errors import (
     escape_controls,
 )
 from whet.launch import pinning
-from whet.train.control import stop
+from whet.watch import stop
 
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""

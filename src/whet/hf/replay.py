@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from whet.engine.draws import Draws
 from whet.errors import ConfigError, DataError
 from whet.hf import between_ranks
 from whet.kernels.random import generators_kept
 from whet.store import schema
 from whet.store.compare import digest_of_rows
 from whet.store.state import State
-from whet.train.draws import Draws
 
 _INSIDE = ("batch_sampler", "sampler")
 """Attributes under which samplers hold the samplers that they read."""

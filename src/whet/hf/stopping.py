@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import EXIT_STOPPED_AND_SAVED
-from whet.train.control.stop import Stopped
+from whet.watch.stop import Stopped
 
 _SAME_S = 1.0
 """Signals within this time of the first count as the same request: launchers and terminals often send two."""

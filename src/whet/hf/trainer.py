@@ -25,6 +25,7 @@ from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
+from whet.engine.draws import Draws
 from whet.errors import NonFiniteError, StorageError
 from whet.hf import between_ranks, checkpoint, replay, stopping
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
@@ -42,9 +43,8 @@ from whet.precision import compare
 from whet.store import find, manifest, schema, write
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import write_state
-from whet.train.control import guard, lock
-from whet.train.draws import Draws
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
+from whet.watch import guard, lock
 
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""

@@ -14,8 +14,8 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
 from whet.store import find, manifest, write
-from whet.train.control import stop
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
+from whet.watch import stop
 
 DATA = Path(str(files("whet.jobs"))) / "demo_data"
 """Questions about texts, in SQuAD's form: the files that demos train on, are judged by, and show."""

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.engine.engine import Trainer
 from whet.jobs.fields import OF_TRAINING, JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.models import adapters
 from whet.store import find
-from whet.train.control import stop
-from whet.train.output import printing, run_log
-from whet.train.trainer import Trainer
+from whet.watch import printing, run_log, stop
 
 PREFIX_OF = {"train": "train", "validation": "eval", "test": "predict"}
 """Split -> what its metrics and files begin with."""

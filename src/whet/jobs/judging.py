@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from whet.engine.engine import Trainer
 from whet.jobs.fields import Pooling
-from whet.train.output import files as output_files
-from whet.train.trainer import Trainer
+from whet.watch import files as output_files
 
 
 class Judge(Protocol):

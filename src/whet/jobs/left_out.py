@@ -11,7 +11,7 @@ from whet.console import plural
 from whet.data.files.bad_rows import MAX_SHOWN, BadRows
 from whet.errors import Problem
 from whet.log import logger
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
 
 _LONGEST_GOT = 300
 

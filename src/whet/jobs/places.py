@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
+from whet.config.optimizer_names import missing_package
 from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
+from whet.hardware import gpu
 from whet.jobs.fields import JobFields
 from whet.models.loading.hub import hub_problem, missing_folder
 from whet.store import find, manifest, write
-from whet.train.available import missing
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
 
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
 """Options that name a folder, or a model on the hub."""
@@ -88,3 +95,40 @@ def _raised(check: Callable[[], object]) -> Iterator[WhetError]:
         check()
     except WhetError as error:
         yield error
+
+
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""Devices that exist in containers and under Windows even if the driver lists no GPU."""
+
+
+def missing(args: TrainingArguments) -> list[Problem]:
+    """Return a problem for every package and device that these settings need and that is missing."""
+    return [*_packages(args), *_devices(args)]
+
+
+def _packages(args: TrainingArguments) -> Iterator[Problem]:
+    for tracker in args.report_to:
+        if find_spec(tracker) is None:
+            yield Problem(
+                what=f"the package {tracker!r} is missing",
+                got=f"--report_to {tracker}",
+                why=f"--report_to {tracker} needs it",
+                fix=f"run: pip install {tracker}; or leave {tracker} out of --report_to",
+            )
+    if args.do_train and (problem := missing_package(args.optim)):
+        yield problem
+
+
+def _devices(args: TrainingArguments) -> Iterator[Problem]:
+    if (
+        args.tf32
+        and not args.use_cpu
+        and not gpu.nvidia_gpus()
+        and not any(Path(path).exists() for path in _NVIDIA_DEVICES)
+    ):
+        yield Problem(
+            what="tf32 is asked for, but this machine has no NVIDIA GPU",
+            got="tf32=True",
+            why="TF32 is a format of NVIDIA GPUs since Ampere (compute capability 8.0), and would have no effect here",
+            fix="leave --tf32 out; --precision auto measures whether bf16 is faster here",
+        )

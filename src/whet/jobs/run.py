@@ -18,8 +18,7 @@ from whet.errors import WhetError
 from whet.hardware import memory
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Shown, Task
-from whet.train.control import lock, stop
-from whet.train.output import printing, run_log, table
+from whet.watch import lock, printing, run_log, stop, table
 
 USED_BY = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
 """Split -> the setting that asks for it."""

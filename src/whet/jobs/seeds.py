@@ -18,15 +18,14 @@ from xxhash import xxh3_128
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
 from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
+from whet.engine.sync import OneRank
 from whet.errors import ConfigError, WhetError
 from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Task
 from whet.store.compare import require_same_settings
-from whet.train.control import lock, stop
-from whet.train.output import files as output_files
-from whet.train.output import printing, results, run_log
-from whet.train.sync import OneRank
+from whet.watch import files as output_files
+from whet.watch import lock, printing, results, run_log, stop
 
 RECORD = "seed_finished.json"
 _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}

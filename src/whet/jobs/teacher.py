@@ -8,6 +8,7 @@ import xxhash
 from torch import nn
 
 from whet.config.methods import MethodSettings
+from whet.engine.engine import Trainer
 from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
 from whet.log import logger
@@ -21,7 +22,6 @@ from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.distilled import Distillation, distilled
 from whet.objectives.packed_head import PackedHead
-from whet.train.trainer import Trainer
 
 _SAMPLED = 256
 _HARD_ALONE = ("regression", "multi_label_classification")

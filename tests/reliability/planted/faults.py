@@ -179,7 +179,7 @@ PLANTED = (
         "the output folder is not locked",
         (
             Edit(
-                "train/control/lock.py",
+                "watch/lock.py",
                 "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except",
                 "            pass\n        except",
             ),
@@ -194,7 +194,7 @@ PLANTED = (
         "a step with a loss or gradient of NaN changes the weights",
         (
             Edit(
-                "train/step.py",
+                "engine/step.py",
                 "        applied=finite,\n",
                 "        applied=True,\n",
             ),
@@ -206,7 +206,7 @@ PLANTED = (
         "a signal during a step is received and forgotten",
         (
             Edit(
-                "train/control/stop.py",
+                "watch/stop.py",
                 "    _current.requested = _current.requested or signal.Signals(number).name\n",
                 "    _current.requested = None if _current.deferred else signal.Signals(number).name\n",
             ),

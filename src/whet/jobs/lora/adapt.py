@@ -26,7 +26,7 @@ from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.store import weights
-from whet.train.output import printing
+from whet.watch import printing
 
 ALL_LINEAR = "all-linear"
 _MOST_PLACES = 6

@@ -42,8 +42,8 @@ from whet.models.loading.load import (
     max_positions,
 )
 from whet.store.weights import save_processing, save_weights
-from whet.train.output import files as output_files
-from whet.train.output import printing
+from whet.watch import files as output_files
+from whet.watch import printing
 
 _TYPES = "token_type_ids"
 _OUTPUTS = ("logits", "last_hidden_state")

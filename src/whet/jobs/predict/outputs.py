@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.engine.engine import Trainer
 from whet.errors import StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.predict.trained import read_reading
 from whet.store.write import disk_fix
-from whet.train.output import files as output_files
-from whet.train.trainer import Trainer
+from whet.watch import files as output_files
 
 _MOST_LINKS = 40
 """Links that Linux follows one after the other."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
 
 NAME = "whet_task.json"
 

@@ -17,7 +17,7 @@ from whet.data.files.table import TableRows, columns_line, read_table
 from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.jobs.left_out import LeftOut
 from whet.tasks.classify.arguments import ClassifyFields
-from whet.train.output import printing
+from whet.watch import printing
 
 _EXAMPLE = '{"text": "...", "label": "..."}'
 """What a row looks like, for messages."""

@@ -29,7 +29,7 @@ from whet.tasks.classify.examples import Examples, Named, read_file
 from whet.tasks.classify.judge import ClassifyJudge, Decision, logits_of
 from whet.tasks.classify.labels import Scheme, kind_of, require_clear, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.rows import Split, tokenised
-from whet.train.output import printing
+from whet.watch import printing
 
 _FEW_TEXTS = 10
 """Labels that no number of texts is too small for."""

@@ -22,7 +22,7 @@ from whet.log import logger
 from whet.optional import extra, require
 from whet.tasks.classify.labels import Scheme
 from whet.tasks.classify.rows import Split
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
 
 
 @dataclass(frozen=True)

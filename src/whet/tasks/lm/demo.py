@@ -14,9 +14,8 @@ from whet.jobs.demo_folder import DATA, continuing
 from whet.jobs.run import show
 from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, LmArguments
 from whet.tasks.lm.splits import read_split
-from whet.train.control import lock, stop
-from whet.train.output import files as output_files
-from whet.train.output import run_log
+from whet.watch import files as output_files
+from whet.watch import lock, run_log, stop
 
 MARKER = "whet_demo_lm.json"
 """The file that marks the folder of this demo."""

@@ -19,6 +19,7 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
+from whet.engine.engine import Trainer
 from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
@@ -36,7 +37,6 @@ from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.judge import LmJudge
 from whet.tasks.lm.rows import RowMaker, collate
-from whet.train.trainer import Trainer
 
 LENGTH = "length"
 

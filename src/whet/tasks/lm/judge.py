@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.data.store import RowStore
+from whet.engine.engine import Trainer
 from whet.objectives import router_loss
 from whet.objectives.own_loss import OwnLoss
-from whet.train.trainer import Trainer
 
 
 @dataclass(frozen=True)

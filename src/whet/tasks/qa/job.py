@@ -9,6 +9,7 @@ import torch
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
+from whet.engine.engine import Trainer
 from whet.errors import ConfigError, WhetError
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import prepared
@@ -32,7 +33,6 @@ from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import WindowOptions, cached_windows
-from whet.train.trainer import Trainer
 
 
 def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from numpy import ndarray
 
 from whet.data.batch import Batch
+from whet.engine.engine import Trainer
+from whet.engine.sync import OneRank, Sync
 from whet.objectives.span import SpanObjective
 from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans, write_predictions
 from whet.tasks.qa.metrics import squad_metrics
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Predictions, SpanScores
-from whet.train.sync import OneRank, Sync
-from whet.train.trainer import Trainer
 
 ONE_RANK = OneRank()
 

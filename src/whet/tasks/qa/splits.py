@@ -14,7 +14,7 @@ from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.read import READ, read_hub, read_questions
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows import WindowOptions, cached_windows
-from whet.train.output import printing
+from whet.watch import printing
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Named, Sentences
-from whet.train.output import printing
+from whet.watch import printing
 
 _LONGEST_UNSAID = 10_000
 """Lengths that tokenizers give where they know none are above it."""

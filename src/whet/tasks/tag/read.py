@@ -35,7 +35,7 @@ from whet.tasks.tag.sentences import (
     span_columns,
     with_fields,
 )
-from whet.train.output import printing
+from whet.watch import printing
 
 _SHOWN_WORDS = 15
 _HEADER_LINES = 50

@@ -1,0 +1,195 @@
+"""Makes a model ready for the engine: on its device, with the methods that the settings ask for, and an objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, trainer_utils
+from transformers.utils.generic import find_labels
+
+from whet.config.arguments import TrainingArguments
+from whet.config.methods import method_settings
+from whet.data.padding import Padding
+from whet.engine import own_losses
+from whet.engine.collate import default_collator, pads_only, without_unread
+from whet.engine.routing import require_whets_loss
+from whet.engine.run import device_of
+from whet.errors import ConfigError
+from whet.kernels import allocator
+from whet.log import logger
+from whet.methods import fuse, order
+from whet.methods.seam import Applied
+from whet.models import attention
+from whet.models.adapters import unwrapped
+from whet.models.bad_batch import checked
+from whet.models.family import after_padding
+from whet.models.packable import family_of
+from whet.models.proof import prove
+from whet.models.view import ModelView
+from whet.objectives.base import Collate, Objective
+from whet.objectives.choose import choose
+from whet.objectives.own_loss import OwnLoss
+from whet.objectives.packed_head import PackedHead
+from whet.objectives.span import PackedSpans, PaddedSpans
+from whet.own_loop import nested
+from whet.precision import formats, policy
+from whet.store import weights
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model on its device, in float32, with whet's operators, and how it trains on rows."""
+
+    model: nn.Module
+    objective: Objective
+    precision: policy.Precision
+    """That of its forward passes; "auto" until it is chosen."""
+    collate: Collate
+    """Makes padded batches, without the columns that the model does not read."""
+
+
+def prepare(
+    model: nn.Module,
+    args: TrainingArguments,
+    collator: Collate | None = None,
+    processing_class: Any = None,
+    padded_length: int | None = None,
+) -> Ready:
+    """Change the model in place by the methods that the settings ask for, and choose its objective.
+
+    Without a collator, rows are padded by the tokenizer, or stacked if there is none. `padded_length` is the length
+    that rows would be padded to without packing; None: that of the longest row in their batch.
+    """
+    nested.restore_marked(model)
+    model = order.restore(model).to(weights.device_of(args.use_cpu))
+    device = device_of(model)
+    formats.require_floating(model)
+    formats.raise_to_float32(model)
+    collate = _collate(model, args, default_collator(processing_class) if collator is None else collator)
+    if args.attn_implementation in (None, attention.NAME):
+        prove.ensure(model)
+    if _smooths(model, args):
+        require_whets_loss(model)
+        objective: Objective = own_losses.smoothed(model, collate, args)
+    else:
+        padding = Padding(args.padding_in_loss, padded_length, pad_token_id(model, processing_class))
+        custom = collate if collator is not None and not pads_only(collator) else None
+        default = collate if collator is not None else default_collator(processing_class, model)
+        objective = choose(
+            model, custom, default, padding, attn=args.attn_implementation, span_loss=args.span_loss
+        )  # fmt: skip
+        objective = own_losses.unpadded(objective, args) if type(objective) is OwnLoss else objective
+    if device.type == "cpu":
+        allocator.keep_freed_memory()
+    _require_packed_for_budget(model, args, objective)
+    _require_spans_for_loss(model, args, objective)
+    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss | nested.NestedLoss)
+    settings = method_settings(args, operators=None if optimized else "auto")
+    _log_methods(model, args, objective, order.apply(ModelView(model), settings))
+    return Ready(model, objective, policy.build(args, device), collate)
+
+
+def pad_token_id(model: nn.Module, processing_class: Any) -> int:
+    """Return the id of padding tokens: the tokenizer's, else the model's, else 0."""
+    known = [getattr(one, "pad_token_id", None) for one in (processing_class, getattr(model, "config", None))]
+    return next((one for one in known if isinstance(one, int)), 0)
+
+
+def align_special_tokens(model: Any, processing_class: Any) -> None:
+    """Give the model's configuration, and that of its `generate`, the tokenizer's end, begin and padding tokens.
+
+    A padding token from whose number the model counts positions stays: the weights were trained with it.
+    """
+    if not isinstance(processing_class, PreTrainedTokenizerBase | ProcessorMixin):
+        return
+    base = unwrapped(model)
+    if not hasattr(getattr(base, "config", None), "get_text_config"):
+        return
+    config, family = base.config.get_text_config(), family_of(model)
+    padding = getattr(config, "pad_token_id", None)
+    trainer_utils.align_special_tokens(base, processing_class)
+    if family is not None and family.first_position is after_padding and padding is not None:
+        config.pad_token_id = padding
+
+
+def _collate(model: nn.Module, args: TrainingArguments, collator: Collate) -> Collate:
+    if not args.remove_unused_columns:
+        return checked(collator, model)
+    return without_unread(collator, model, args.label_names or ())
+
+
+def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
+    """Refuse a token budget for batches that run padded."""
+    if args.max_tokens_per_batch is None:
+        return
+    if isinstance(objective, nested.NestedLoss):
+        raise ConfigError(
+            what="max_tokens_per_batch does not go with a module of your own that holds its encoder",
+            got=type(_base_model(model)).__name__,
+            why="its loss may compare the rows of a batch with each other: splitting a batch would change it",
+            fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+        )
+    if objective.packed_model is not None:
+        return
+    raise ConfigError(
+        what="max_tokens_per_batch goes with packed batches",
+        got=f"{type(_base_model(model)).__name__}, whose batches run padded",
+        why="the size of a padded batch does not follow from its tokens",
+        fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+    )
+
+
+def _require_spans_for_loss(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
+    """Refuse a span loss for a model, or a loss, that has nothing to do with spans."""
+    if args.span_loss == "independent" or isinstance(objective, PackedSpans | PaddedSpans):
+        return
+    raise ConfigError(
+        what=f"span_loss {args.span_loss} does not go with this training",
+        got=type(_base_model(model)).__name__,
+        why="whet computes it for question answering models without a data_collator or loss of your own",
+        fix="leave --span_loss out",
+    )
+
+
+def _log_methods(model: nn.Module, args: TrainingArguments, objective: Objective, done: list[Applied]) -> None:
+    """Log whether batches run packed, and what each method did."""
+    fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
+    _log_batches(model, args, objective, fused)
+    for one in done:
+        if one.method != fuse.CARD.name:
+            logger.info("%s", one)
+
+
+def _log_batches(model: nn.Module, args: TrainingArguments, objective: Objective, fused: str) -> None:
+    """Log whether batches run packed, and why not; `optimize` has logged what it did."""
+    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if isinstance(objective, PackedHead | PackedSpans):
+        logger.info("batches run without padding (%s), %s", name, fused)
+    elif type(objective) is PaddedSpans:
+        own_losses.log_padded(model, own_losses.why_padded(model, args) or "its head is not known", args)
+
+
+def _smooths(model: nn.Module, args: TrainingArguments) -> bool:
+    """Return whether the labels are smoothed; raises ConfigError for a model that has none to smooth."""
+    if not args.label_smoothing_factor:
+        return False
+    inside = _base_model(model)
+    named = find_labels(type(inside)) if args.label_names is None else args.label_names
+    if "labels" not in named:
+        raise ConfigError(
+            what="label_smoothing_factor does not go with this model",
+            got=type(inside).__name__,
+            why=f"it smooths the column labels; this model learns from {', '.join(named) or 'none'}",
+            fix="leave --label_smoothing_factor out",
+        )
+    if getattr(getattr(inside, "config", None), "problem_type", None) == "multi_label_classification":
+        logger.warning("label_smoothing_factor has no effect: classification with several labels is not smoothed")
+        return False
+    return True
+
+
+def _base_model(model: Any) -> nn.Module:
+    """Return the model inside an adapter's wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,216 @@
+"""The optimizer of a run, and how a step's gradients reach the weights: clipping, and the update.
+
+Learning rates may fall with depth (`layerwise_lr_decay`). Weights are updated after the backward pass, or inside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError
+from whet.kernels.adamw import gradient_norm
+from whet.kernels.rows_in_use import rows_in_use
+from whet.log import logger
+from whet.models.view import ModelView
+from whet.optim import registry, schedule
+from whet.optim.in_backward import InBackward
+from whet.optim.optimizers.adamw_packages import make_saveable
+from whet.optim.optimizers.native import NativeAdamW
+from whet.watch.events import Events
+
+_MOST_NAMED = 3
+_ROUNDING = 1e-6
+"""Of a rate that an optimizer keeps in a float32 tensor."""
+_EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
+"""Events at which a callback may read the clipped gradient."""
+
+
+def build_optimizer(
+    model: nn.Module, args: TrainingArguments, n_steps: int, given: tuple[Optimizer | None, Any] = (None, None)
+) -> tuple[Optimizer, Any]:
+    """Return the optimizer and the schedule of a run of `n_steps` steps: those that are given, or as settings say."""
+    optimizer, scheduler = given
+    if optimizer is None:
+        optimizer = registry.build(model, args, rates_by_depth(model, args))
+    elif scheduler is None:
+        for group in optimizer.param_groups:  # the rates before the schedule of an earlier run
+            group["lr"] = group.pop("initial_lr", group["lr"])
+    _require_rates(model, args, optimizer)
+    optimizer = make_saveable(optimizer)
+    return optimizer, schedule.build(optimizer, args, n_steps) if scheduler is None else scheduler
+
+
+def rates_by_depth(model: nn.Module, args: TrainingArguments) -> dict[int, float] | None:
+    """Return the share of the learning rate of each parameter by its id; None if all have the same.
+
+    The head has 1, the last block `layerwise_lr_decay`, the block below it the square of that, and so on down to the
+    embeddings (Howard and Ruder 2018, arXiv:1801.06146, section 3.2). Raises ConfigError if the depth is not known.
+    """
+    if args.layerwise_lr_decay == 1:
+        return None
+    depths = ModelView(model).depths()
+    if not depths:
+        raise ConfigError(
+            what="layerwise_lr_decay does not go with this model",
+            got=type(model).__name__,
+            why="it needs one stack of blocks with weights of their own: whet cannot tell how deep the weights of this "
+            "model are",
+            fix="leave --layerwise_lr_decay out; whet.Trainer takes rates of your own as optimizers=(optimizer, None)",
+        )
+    top = max(depths.values())
+    return {name: args.layerwise_lr_decay ** (top - depth) for name, depth in depths.items()}
+
+
+def _require_rates(model: nn.Module, args: TrainingArguments, optimizer: Optimizer) -> None:
+    """Raise ConfigError if an optimizer that whet did not build has other learning rates than were asked for."""
+    rates = rates_by_depth(model, args)
+    if rates is None:
+        return
+    for group in optimizer.param_groups:
+        found = float(group.get("initial_lr", group["lr"]))
+        for parameter in group["params"]:
+            wanted = args.learning_rate * rates.get(id(parameter), 1.0)
+            if not math.isclose(found, wanted, rel_tol=_ROUNDING):
+                raise _other_rates(optimizer, found, wanted)
+
+
+def _other_rates(optimizer: Optimizer, found: float, wanted: float) -> ConfigError:
+    return ConfigError(
+        what="layerwise_lr_decay is not carried out by this optimizer",
+        got=f"{type(optimizer).__name__} with a learning rate of {found:g} where {wanted:g} was asked for",
+        why="an optimizer of your own, or of another package, brings its own groups of parameters",
+        fix="leave --layerwise_lr_decay out, or choose one of whet's optimizers with --optim",
+    )
+
+
+class UntrainedParameters:
+    """Parameters that get a gradient but are not in the optimizer, as they were unfrozen after it was made."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = _not_in_optimizer(model, optimizer)
+        """Checked after each step; empty in most runs."""
+
+    def warn(self) -> None:
+        """Log a warning about them, once for each; transformers' Trainer does not train them either."""
+        if not any(parameter.grad is not None for parameter in self._frozen.values()):
+            return
+        outside = _not_in_optimizer(self._model, self._optimizer)
+        found = [name for name, one in self._frozen.items() if one.grad is not None and name in outside]
+        self._frozen = {name: one for name, one in self._frozen.items() if one.grad is None}
+        if found:
+            logger.warning(
+                "%d parameters get gradients and are not trained, as they were frozen when the optimizer was made: %s; "
+                "their gradients count when clipping; to train them later, freeze them in on_train_begin instead, when "
+                "the optimizer has been made",
+                len(found), ", ".join(found[:_MOST_NAMED]) + (" ..." if len(found) > _MOST_NAMED else ""),
+            )  # fmt: skip
+
+
+def _not_in_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {name: one for name, one in model.named_parameters() if id(one) not in held}
+
+
+class Clipping(Protocol):
+    """How the clipping factor reaches the weights."""
+
+    def prepare(self, grad_scale: float) -> None:
+        """Make the next step of the optimizer use the gradient times `grad_scale`."""
+        ...
+
+
+class ClipInOwnPass:
+    """The gradient is multiplied before the optimizer's step."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @record_function("whet::optimizer")
+    def prepare(self, grad_scale: float) -> None:
+        if grad_scale == 1.0:
+            return
+        found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        tracked = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
+        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] one call per device, not per tensor
+        for grad, rows in tracked:  # rows without a gradient stay zero
+            rows.put_on(grad)
+
+
+class ClipInOptimizer:
+    """The optimizer scales the gradient as it reads it, unless a callback or a hook may read the gradient."""
+
+    def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, events: Events) -> None:
+        self._optimizer, self._own_pass, self._events = optimizer, own_pass, events
+
+    def prepare(self, grad_scale: float) -> None:
+        watched = self._optimizer.has_step_hooks or any(self._events.has_listener(event) for event in _EVENTS)
+        self._optimizer.grad_scale = 1.0 if watched else grad_scale
+        if watched:
+            self._own_pass.prepare(grad_scale)
+
+
+def choose_clipping(optimizer: Optimizer, parameters: Sequence[nn.Parameter], events: Events) -> Clipping:
+    """Return how this optimizer clips."""
+    own_pass = ClipInOwnPass(parameters)
+    return ClipInOptimizer(optimizer, own_pass, events) if isinstance(optimizer, NativeAdamW) else own_pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerUpdate:
+    """One step of the optimizer over complete gradients."""
+
+    model: nn.Module
+    parameters: Sequence[nn.Parameter]
+    optimizer: Optimizer
+    scheduler: Any
+    clipping: Clipping
+    untrained: UntrainedParameters
+    send: Callable[[str], None]
+    """Sends an event to the callbacks."""
+    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Put around the optimizer's step: ranks that share the optimizer exchange its results there."""
+
+    def gradient_norm(self) -> float:
+        return gradient_norm([one.grad for one in self.parameters if one.grad is not None])
+
+    def apply(self, grad_scale: float) -> None:
+        self.clipping.prepare(grad_scale)
+        self.send("on_pre_optimizer_step")
+        self.untrained.warn()
+        with self.stepping():
+            self.optimizer.step()
+        self.send("on_optimizer_step")
+
+    def clear(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        schedule.after_step(self.scheduler)
+
+
+@dataclass(frozen=True)
+class UpdateInBackward:
+    """Most weights are updated during the backward pass; `rest` updates those whose gradients came another way."""
+
+    hooks: InBackward
+    rest: OptimizerUpdate
+
+    def gradient_norm(self) -> float:
+        norm, _ = self.hooks.finish()
+        return norm
+
+    def apply(self, grad_scale: float) -> None:
+        self.rest.apply(grad_scale)
+
+    def clear(self) -> None:
+        self.rest.clear()

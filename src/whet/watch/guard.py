@@ -1,0 +1,167 @@
+"""Protects a run: checks memory, loss spikes and weights that are not finite."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import NonFiniteError
+from whet.hardware import memory
+from whet.hardware.memory import MemoryLimit
+from whet.log import logger
+from whet.store import schema
+from whet.store.state import State
+from whet.watch.meter import StepResult
+
+LEAST_INTERVAL_S = 0.05
+"""Time between two checks, each of which reads some files of the kernel in about 0.1 ms; less if memory grows fast."""
+_USED_UP_FRAC = 0.1
+"""The next check comes before so much of the memory that is left would be used up, at the pace since the last one."""
+WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
+STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
+"""Memory is scarce if less than the first fraction of the limit is left, and less than the second fraction of the
+memory of the process itself. So a small run continues on a machine that other programs fill."""
+LOSSES, FEWEST_LOSSES = 32, 8
+"""Number of losses that a spike is compared with, and the fewest needed for a comparison."""
+
+
+@dataclass
+class MemoryGuard:
+    """Checks between micro-batches how much memory the limits on this process leave."""
+
+    limits: Callable[[], Sequence[MemoryLimit]]
+    resident: Callable[[], int | None] = memory.resident_bytes
+    peak: Callable[[], int | None] = memory.peak_bytes
+
+    def __post_init__(self) -> None:
+        self._peak_before = self.peak() or 0
+        self._next_s = 0.0
+        self._last: tuple[float, int] | None = None
+        self._warned = False
+
+    def shortage(self) -> str | None:
+        """Return a description of the shortage if the run has to stop, else None; warn once before that."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        holds = self.resident()
+        if holds is None:
+            return None
+        more, pace = self._growth_to_peak(holds), self._growth_per_s(now_s, holds)
+        self._next_s = now_s + LEAST_INTERVAL_S
+        for limit in self.limits():
+            left = limit.left_bytes - more
+            if pace > 0:
+                self._next_s = min(self._next_s, now_s + _USED_UP_FRAC * max(left, 0) / pace)
+            if left < min(STOP_FRAC * limit.limit_bytes, STOP_OWN_FRAC * (holds + more)):
+                return _describe(limit, left, more)
+            if not self._warned and left < min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more)):
+                self._warned = True
+                logger.warning("memory is getting scarce: %s", _describe(limit, left, more))
+        return None
+
+    def _growth_per_s(self, now_s: float, holds: int) -> float:
+        """Return how many bytes a second the process has grown by since the last check."""
+        before_s, held = self._last or (now_s, holds)
+        self._last = now_s, holds
+        return (holds - held) / (now_s - before_s) if now_s > before_s else 0.0
+
+    def forget_peak(self) -> None:
+        """Ignore the peak so far, which is that of the trials."""
+        self._peak_before = self.peak() or 0
+
+    def _growth_to_peak(self, holds: int) -> int:
+        """Return how much more memory than now a micro-batch takes: activations are freed between two micro-batches.
+
+        A peak from before the run, such as that of loading the model, does not count.
+        """
+        peak = self.peak() or 0
+        return max(peak - holds, 0) if peak > self._peak_before else 0
+
+
+def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
+    """Return the guard that the arguments ask for: with the system's limits, with a given limit, or None."""
+    if args.memory_limit_gb == 0:
+        return None
+    if args.memory_limit_gb is None:
+        cgroups = memory.limited_cgroups()
+        return MemoryGuard(lambda: memory.memory_limits(cgroups))
+    limit = int(args.memory_limit_gb * 2**30)
+    return MemoryGuard(lambda: [MemoryLimit(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
+
+
+def _describe(limit: MemoryLimit, left_bytes: int, more_bytes: int) -> str:
+    used = limit.used_bytes + more_bytes
+    return (
+        f"{_mib(used)} of {_mib(limit.limit_bytes)} that {limit.of} allows are in use at the peak, "
+        f"{_mib(max(left_bytes, 0))} are left"
+    )
+
+
+def _mib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+class SpikeGuard:
+    """Rejects steps whose loss is many times the usual one."""
+
+    def __init__(self, limit: float | None, losses: Sequence[float] = ()) -> None:
+        self.limit = limit
+        self.losses: deque[float] = deque(losses, maxlen=LOSSES)
+        """Losses of the last applied steps."""
+        self.n_bad_in_a_row = 0
+        """Consecutive steps, up to now, that were not applied."""
+
+    def state(self) -> State:
+        """Return the losses that the next one is compared with, and the number of consecutive steps not applied."""
+        return {"losses": list(self.losses), "n_bad_in_a_row": self.n_bad_in_a_row}
+
+    def load_state(self, saved: State) -> None:
+        """Continue from the saved losses and count."""
+        schema.require_all(saved, {"losses": schema.list_of(schema.number), "n_bad_in_a_row": schema.count}, "spikes")
+        self.losses.extend(saved["losses"])
+        self.n_bad_in_a_row = saved["n_bad_in_a_row"]
+
+    def reject_spike(self, result: StepResult) -> StepResult:
+        """Return the result, marked as not applied if its loss is a spike."""
+        if self.limit is None or not result.applied:
+            return result
+        if len(self.losses) >= FEWEST_LOSSES and result.loss > self.limit * statistics.median(self.losses):
+            return replace(result, applied=False)
+        self.losses.append(result.loss)
+        return result
+
+    def require_progress(self, result: StepResult, step: int, most: int) -> None:
+        """Log a step that was not applied; raise NonFiniteError after `most` consecutive ones."""
+        if result.rescaled:
+            return
+        self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
+        if not result.applied:
+            _log_not_applied(step, result, self.limit)
+        if self.n_bad_in_a_row >= most:
+            raise _too_many_not_applied(self.n_bad_in_a_row, step, result)
+
+
+def _log_not_applied(step: int, result: StepResult, limit: float | None) -> None:
+    if result.finite:
+        logger.warning(
+            "step %d was not applied: loss %s is more than %s times the median of the steps before it",
+            step, result.loss, limit,
+        )  # fmt: skip
+    else:
+        logger.warning("step %d was not applied: loss %s, gradient norm %s", step, result.loss, result.grad_norm)
+
+
+def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
+    spike = result.finite
+    return NonFiniteError(
+        what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
+        got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {step}",
+        why="the weights would " + ("diverge" if spike else "become NaN") + "; they are still those of the last good"
+        " step",
+        fix="lower --learning_rate, raise --warmup_steps, or check the rows of these steps",
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""One run per output folder: a lock that the kernel releases when the process ends, even if it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from whet.config.ranks import here
+from whet.config.rules.training import LOCK_NAME, require_output_dir
+from whet.errors import OutputError, WhetError
+from whet.log import logger
+from whet.watch import stop
+
+_NAMED_WITHIN_S = 0.5
+"""The holder writes its name right after taking the lock; another process waits this long for the name."""
+_TAKEN = {errno.EAGAIN, errno.EACCES}
+_held: dict[tuple[int, int], int] = {}
+"""Device and inode of each folder that this process has locked -> the handle of the lock."""
+
+
+@contextlib.contextmanager
+def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
+    """Create the folder if it is missing, check that it can be written, and lock it for this run within the block.
+
+    Folders that were created and stay empty are removed. Raises OutputError (exit 73) with the process and host of a
+    run that has locked it, and what `require_output_dir` raises.
+    """
+    folder = Path(path)
+    if not here().is_first:
+        yield folder
+        return
+    refuse_taken(folder)
+    absolute = folder.absolute()
+    missing = [place for place in (absolute, *absolute.parents) if not os.path.lexists(place)]
+    cleanup = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
+    stop.before_exit(cleanup)
+    try:
+        try:
+            require_output_dir(folder, overwrite)
+        except WhetError:
+            refuse_taken(folder)  # what is in the way may be the first file of a run that has just taken it
+            raise
+        with locked(folder):
+            yield require_output_dir(folder, overwrite)  # another run may have started and ended while this one waited
+    finally:
+        cleanup()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder for this process within the block; a folder that it has locked already is not locked twice."""
+    folder = folder.absolute()  # the process may change its working directory; rank 0 locks it for all ranks
+    place = _inode(folder)
+    handle = None if place in _held or not here().is_first else _take(folder)
+    if handle is None:
+        yield
+        return
+    if not _held:
+        _unlock_in_children()
+    _held[place] = handle
+    release = lambda: _release(folder, place)  # noqa: E731 - it is handed on
+    stop.before_exit(release)
+    try:
+        yield
+    finally:
+        release()
+
+
+@contextlib.contextmanager
+def locked_if_possible(folder: Path) -> Iterator[None]:
+    """Lock the folder within the block. If it cannot be written, the first save reports that, not this lock."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        possible = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        possible = False
+    with locked(folder) if possible else contextlib.nullcontext():
+        yield
+
+
+def _take(folder: Path) -> int | None:
+    """Return the handle of the folder's lock; None if this file system has no locks."""
+    path = folder / LOCK_NAME
+    while True:
+        handle = _open(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in _TAKEN:
+                raise _taken(folder) from error
+            logger.warning("%s cannot be locked (%s): start no second run there", folder, error)
+            return None
+        if _is_open_file(handle, path):
+            break
+        os.close(handle)  # its holder removed it in the meantime
+    with contextlib.suppress(OSError):  # on a full disk the lock works without the holder's name
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    return handle
+
+
+def _open(path: Path) -> int:
+    try:
+        return _own_file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
+    except OSError as error:
+        raise OutputError(
+            what="output_dir cannot be locked",
+            got=str(error),
+            why="a run locks this file while it writes to the folder",
+            fix=f"remove {path}, or use another --output_dir",
+        ) from error
+
+
+def _own_file(handle: int) -> int:
+    """Return the handle of a plain file; raises OSError for a pipe, a device or a hard link."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(handle)
+        raise OSError(None, "it is not a plain file, or it is a hard link to another file")
+    return handle
+
+
+def _release(folder: Path, place: tuple[int, int]) -> None:
+    handle = _held.pop(place, None)
+    if handle is None:
+        return
+    path = folder / LOCK_NAME
+    with contextlib.suppress(OSError):
+        if _is_open_file(handle, path):
+            path.unlink()
+    os.close(handle)
+
+
+def _is_open_file(handle: int, path: Path) -> bool:
+    """Return whether the open file is still the one at this path."""
+    try:
+        named = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(named, os.fstat(handle))
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise OutputError if another run has locked this folder."""
+    try:
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN and _inode(folder) not in _held:
+            raise _taken(folder) from error
+    finally:
+        os.close(handle)
+
+
+def _taken(folder: Path) -> OutputError:
+    return OutputError(
+        what="another run is writing to output_dir",
+        got=f"{folder}, held by {_holder(folder / LOCK_NAME)}",
+        why="two runs in one folder would overwrite each other's checkpoints",
+        fix="use another --output_dir, or wait for that run, or end it",
+    )
+
+
+def _holder(path: Path) -> str:
+    deadline = time.monotonic() + _NAMED_WITHIN_S
+    while True:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            return f"process {int(found['pid'])} on {str(found['host'])[:255]!r}"
+        except (OSError, ValueError, KeyError, TypeError):
+            if time.monotonic() > deadline:
+                return "a process that has not named itself"
+            time.sleep(0.01)
+
+
+def _inode(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the folders, innermost first, until one is not empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _unlock_in_children() -> None:
+    """Make forked children close the inherited locks: a child may live longer than its parent."""
+    global _handles_forks
+    if not _handles_forks:
+        _handles_forks = True
+        os.register_at_fork(after_in_child=_close_inherited)
+
+
+_handles_forks = False
+
+
+def _close_inherited() -> None:
+    for handle in _held.values():
+        os.close(handle)
+    _held.clear()

@@ -1,0 +1,166 @@
+"""Counts what a run has done and how fast: tokens, padding avoided, losses since the last log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whet.data.batch import Batch
+from whet.store import schema
+from whet.store.state import State
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step."""
+
+    loss: float
+    """Mean over the targets of all micro-batches of the step."""
+    grad_norm: float
+    """Euclidean norm of the gradient before clipping."""
+    finite: bool
+    """Whether loss and gradient are finite on every rank."""
+    applied: bool
+    """Whether the weights were updated: False for a step that is not finite, or whose loss is a spike."""
+    grad_scale: float = 1.0
+    """The factor of clipping, which the update applies to the gradient."""
+    rescaled: bool = False
+    """Not applied, but not a failure: the loss scale of fp16 was too high and has been lowered."""
+    loss_parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the loss, averaged as the loss is."""
+
+
+_KINDS = {
+    "loss_total": schema.number,
+    "n_losses": schema.count,
+    "n_skipped": schema.count,
+    "n_rows": schema.count,
+    "window": schema.list_of(schema.loss),
+}
+
+
+def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> list[int]:
+    """Return how many rows, real tokens, computed tokens and tokens of a padded run these batches have.
+
+    A padded run pads each row to `padded_length`, or to the longest of its batch if that is longer or there is none.
+    """
+    counted = [
+        (one.n_rows, one.n_tokens, one.n_computed, max(one.n_padded, one.n_rows * (padded_length or 0)))
+        for one in batches
+        if not one.is_extra
+    ]
+    columns = zip(*counted, strict=True)
+    return [sum(column) for column in columns] or [0] * 4
+
+
+@dataclass
+class Meter:
+    """Counts of one run in this process; times come from the monotonic clock."""
+
+    started_s: float = field(default_factory=time.perf_counter)
+    n_steps: int = 0
+    n_rows: int = 0
+    n_rows_before: int = 0
+    """Rows that earlier processes of the run trained on."""
+    n_tokens: int = 0
+    n_computed: int = 0
+    n_padded: int = 0
+    n_skipped: int = 0
+    """Steps not applied because loss or gradient were not finite."""
+    loss_total: float = 0.0
+    """Sum of the losses of all applied steps of the run, including those before a resume."""
+    n_losses: int = 0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    """The rate of the last step."""
+    last_loss: float = float("nan")
+    window: list[float] = field(default_factory=list)
+    """Losses of the steps since the last log."""
+    part_windows: dict[str, list[float]] = field(default_factory=dict)
+    """Name of a part of the loss -> its values since the last log; empty for most losses."""
+
+    def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
+        """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""
+        self.learning_rate = learning_rate
+        self.n_steps += 1
+        self.grad_norm = result.grad_norm
+        self.last_loss = result.loss
+        n_rows, n_tokens, n_computed, n_padded = counts
+        self.n_rows += n_rows
+        self.n_tokens += n_tokens
+        self.n_computed += n_computed
+        self.n_padded += n_padded
+        self.window.append(result.loss)
+        for name, part in result.loss_parts.items():
+            self.part_windows.setdefault(name, []).append(part)
+        if result.applied:
+            self.loss_total += result.loss
+            self.n_losses += 1
+        else:
+            self.n_skipped += 1
+
+    def take_losses(self) -> dict[str, float]:
+        """Return the mean loss of the steps since the last call, and that of its parts, and start the next interval.
+
+        A mean is NaN if one of its values was.
+        """
+        windows = {"loss": self.window, **self.part_windows}
+        self.window, self.part_windows = [], {}
+        return {name: sum(losses) / len(losses) if losses else float("nan") for name, losses in windows.items()}
+
+    def state(self) -> State:
+        """Return what the mean loss and the next log need."""
+        parts = {name: _as_json(losses) for name, losses in self.part_windows.items()}
+        return {
+            "loss_total": self.loss_total,
+            "n_losses": self.n_losses,
+            "n_skipped": self.n_skipped,
+            "n_rows": self.n_rows_before + self.n_rows,
+            "window": _as_json(self.window),
+        } | ({"part_windows": parts} if parts else {})
+
+    def load_state(self, saved: State) -> None:
+        """Continue from the saved counts."""
+        schema.require_all(saved, _KINDS, "meter")
+        schema.require_types(saved, {"part_windows": schema.object_of(schema.list_of(schema.loss))}, "meter")
+        self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
+        self.n_rows_before = saved["n_rows"]
+        self.window = [float(loss) for loss in saved["window"]]
+        parts = saved.get("part_windows", {})
+        self.part_windows = {name: [float(loss) for loss in losses] for name, losses in parts.items()}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began in this process."""
+        return time.perf_counter() - self.started_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Real tokens per second."""
+        return self.n_tokens / max(self.elapsed_s, 1e-9)
+
+    @property
+    def padding_avoided_frac(self) -> float:
+        """Fraction of the padded tokens that was not computed."""
+        return 1.0 - self.n_computed / self.n_padded if self.n_padded else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the steps of the run."""
+        return self.loss_total / self.n_losses if self.n_losses else float("nan")
+
+
+def _as_json(losses: Sequence[float]) -> list[float | str]:
+    """Return the losses with words for NaN and the infinities, which JSON does not have."""
+    return [loss if math.isfinite(loss) else str(loss) for loss in losses]
+
+
+def speed(prefix: str, seconds: float, n_rows: int, n_steps: int) -> dict[str, float]:
+    """Return the run's figures under transformers' names."""
+    return {
+        f"{prefix}runtime": round(seconds, 4),
+        f"{prefix}samples_per_second": round(n_rows / seconds, 3),
+        f"{prefix}steps_per_second": round(n_steps / seconds, 3),
+    }
