@@ -1,15 +1,45 @@
-"""The engine of whet's commands under the names that tests of it use; `whet.Trainer` is transformers' loop."""
+"""The engine of whet's commands as tests of it call it; `whet.Trainer` is transformers' loop."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.engine import engine as trainer
+from whet.engine.engine import Engine, RunSpec
+from whet.engine.prepare import Ready
 
 __all__ = ["Trainer", "TrainingArguments"]
 
 
-class Trainer(trainer.Trainer):
-    """The engine, with the optimizer and the schedule of its last training at hand."""
+class Trainer(Engine):
+    """The engine, made from the arguments of a Trainer, with what it was given and made at hand."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: TrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        evaluation: Callable[[Engine], dict[str, float]] | None = None,
+        padded_length: int | None = None,
+    ) -> None:
+        spec = RunSpec(
+            model=model, args=args or TrainingArguments(), train_dataset=train_dataset, eval_dataset=eval_dataset,
+            processing_class=processing_class, data_collator=data_collator, padded_length=padded_length,
+            compute_metrics=compute_metrics, preprocess_logits=preprocess_logits_for_metrics, evaluation=evaluation,
+            callbacks=callbacks or (), optimizers=optimizers, objective=self._own,
+        )  # fmt: skip
+        super().__init__(spec)
+
+    def _own(self, ready: Ready) -> Any:
+        self.collate = ready.collate
+        return ready.objective
 
     @property
     def optimizer(self) -> Any:
@@ -18,3 +48,15 @@ class Trainer(trainer.Trainer):
     @property
     def lr_scheduler(self) -> Any:
         return self.events.lr_scheduler
+
+    @property
+    def train_dataset(self) -> Any:
+        return self.spec.train_dataset
+
+    @property
+    def eval_dataset(self) -> Any:
+        return self.spec.eval_dataset
+
+    @property
+    def processing_class(self) -> Any:
+        return self.spec.processing_class

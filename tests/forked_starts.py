@@ -373,6 +373,8 @@ def _end(job: Job) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except ValueError:  # the program has closed one of them
+        pass
     except OSError:
         sys.exit(code)  # the interpreter tells of it
     if code == -signal.SIGINT:

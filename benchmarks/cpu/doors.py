@@ -27,7 +27,7 @@ import whet
 from bench import Bench
 from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine, RunSpec
 
 N_STEPS, N_COUNTED = 14, 10
 
@@ -91,7 +91,7 @@ def trained(door: str, make: Callable[[], Any], rows: Any, n_rows: int, precisio
         given: dict[str, Any] = {"data_collator": pad, "train_dataset": rows, "callbacks": [steps]}
         if door == "engine":
             args: Any = TrainingArguments(folder, precision=precision, padding_in_loss="sampled", **common)
-            Trainer(make(), args, **given).train()
+            Engine(RunSpec(model=make(), args=args, **given)).train()
         elif door == "whet.Trainer":
             whet.Trainer(make(), whet.TrainingArguments(folder, precision=precision, **common), **given).train()
         else:

@@ -25,8 +25,8 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
 from whet.data.store import RowStore
-from whet.engine import engine as engine
 from whet.engine import step
+from whet.engine.engine import Engine, RunSpec
 from whet.engine.update import ClipInOwnPass
 from whet.kernels.adamw import gradient_norm
 from whet.optim import registry
@@ -59,7 +59,7 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     model = AutoModelForQuestionAnswering.from_config(AutoConfig.for_model("bert", **SIZES[size]))
     data = rows()
     args = settings.TrainingArguments(output_dir=folder, precision="fp32", learning_rate=3e-5, use_cpu=True)
-    trainer = engine.Trainer(model=model, args=args, train_dataset=data)
+    trainer = Engine(RunSpec(model=model, args=args, train_dataset=data))
     optimizer = registry.build(model, args)
     parameters = list(model.parameters())
     clip = ClipInOwnPass(parameters)

@@ -36,7 +36,7 @@ def worker(asked: dict[str, Any]) -> None:
     from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
     from whet.config import arguments as settings
-    from whet.engine import engine as engine
+    from whet.engine.engine import Engine, RunSpec
     from whet.kernels import library
 
     torch.set_num_threads(asked["threads"])
@@ -60,7 +60,7 @@ def worker(asked: dict[str, Any]) -> None:
             max_steps=WARMUP + asked["steps"], save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
         model = BertForQuestionAnswering(config)
-        engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=[Clock()]).train()
+        Engine(RunSpec(model=model, args=args, train_dataset=rows, callbacks=[Clock()])).train()
     assert (library.library() is None) != asked["native"]
     seconds = [after - before for before, after in zip(ended_s[WARMUP - 1 : -1], ended_s[WARMUP:], strict=True)]
     print(json.dumps(seconds))

@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from whet.config import arguments as settings
 from whet.data.store import RowStore
-from whet.engine import engine as engine
+from whet.engine.engine import Engine, RunSpec
 from whet.kernels.library import library
 from whet.models.loading.load import ModelSource, load_qa_model
 
@@ -53,13 +53,13 @@ def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Chan
         return {"rows": taken, "n_tokens": int(rows.lengths[taken].sum()), "loss": known["meter"].last_loss}
 
     gate = Gate(channel, lambda: about(trainer, trainer.precision.name), asked.turn.update, facts)
-    trainer = engine.Trainer(model=model, args=arguments(options), train_dataset=asked, callbacks=[gate])
+    trainer = Engine(RunSpec(model=model, args=arguments(options), train_dataset=asked, callbacks=[gate]))
     trainer.train()
 
 
 def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Channel) -> None:
     """Predict the rows of each command."""
-    trainer = engine.Trainer(model=model, args=arguments(options))
+    trainer = Engine(RunSpec(model=model, args=arguments(options)))
     channel.answer(**about(trainer, trainer.evaluation_precision(rows).name))
     while (command := channel.read())["do"] != "stop":
         taken = rows.take(np.asarray(command["rows"]))
@@ -68,7 +68,7 @@ def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Ch
         channel.answer(seconds=time.perf_counter() - started_s, start_logit_sum=float(logits[0][:, 0].sum()))
 
 
-def about(trainer: engine.Trainer, precision: str) -> dict[str, Any]:
+def about(trainer: Engine, precision: str) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
     found = library()
     return {

@@ -59,7 +59,7 @@ class _Clock(TrainerCallback):
 
 def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     from whet.config import arguments as settings
-    from whet.engine import engine as engine
+    from whet.engine.engine import Engine, RunSpec
     import whet
     from whet.data.store import RowStore
 
@@ -76,7 +76,7 @@ def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
             precision=asked["precision"], train_sampling_strategy="sequential", logging_strategy="no",
             disable_tqdm=True, log_level="error", ddp_comm_hook=asked.get("hook", "none"),
         )  # fmt: skip
-        trainer = engine.Trainer(model, args, train_dataset=rows, callbacks=[clock])
+        trainer = Engine(RunSpec(model=model, args=args, train_dataset=rows, callbacks=[clock]))
         trainer.train()
     used = len(np.unique(ids[: starts[asked["rows"] * n_ranks]])) if n_ranks > 1 else 0
     return {"step_s": np.diff(clock.times).tolist(), "table_rows": used, "precision": trainer.precision.name}

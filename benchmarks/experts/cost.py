@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from whet.config import arguments as settings
-from whet.engine import engine as engine
+from whet.engine.engine import Engine, RunSpec
 from whet.engine.loop import TrainingLoop
 from whet.methods import grouped_experts
 from whet.models.experts.settings import ExpertSettings
@@ -68,7 +68,7 @@ def loop_of(folder: Path, model: Any, rows: list[dict[str, Any]], n_rows: int, p
         str(folder), use_cpu=True, precision=precision, per_device_train_batch_size=n_rows, num_train_epochs=1000,
         save_strategy="no", logging_steps=1, disable_tqdm=True, log_level="error",
     )  # fmt: skip
-    loop = engine.Trainer(model, args, train_dataset=rows, data_collator=collate).new_loop()
+    loop = Engine(RunSpec(model=model, args=args, train_dataset=rows, data_collator=collate)).new_loop()
     loop.start(None)
     return loop
 

@@ -24,7 +24,7 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
-from whet.engine import engine as engine
+from whet.engine.engine import Engine, RunSpec
 from whet.engine.loop import TrainingLoop
 from whet.store import snapshot
 
@@ -46,7 +46,7 @@ def make_loop(folder: Path, *, behind: bool) -> TrainingLoop:
         output_dir=str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=10**6, save_steps=10**6,
         save_async=behind, save_total_limit=1, disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    loop = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")).new_loop()
+    loop = Engine(RunSpec(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert"))).new_loop()
     loop.start(None)
     loop.take_step()
     return loop

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from whet.config import arguments as settings
-from whet.engine import engine as engine
+from whet.engine.engine import Engine, RunSpec
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
 
@@ -85,7 +85,7 @@ def main() -> None:
             args = TrainingArguments(**common, report_to="none")
             found[name] = history(kind(model=model(), args=args, train_dataset=Windows(rows), data_collator=collator))
         args = settings.TrainingArguments(**common, precision="fp32")
-        found["whet"] = history(engine.Trainer(model=model(), args=args, train_dataset=rows))
+        found["whet"] = history(Engine(RunSpec(model=model(), args=args, train_dataset=rows)))
     for name, losses in found.items():
         print(f"| {name} |" + "".join(f" {loss:.4f} |" for loss in losses))
 

@@ -23,8 +23,8 @@ from peer import MODEL
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from whet.config import arguments as settings
-from whet.engine import engine as engine
 from whet.engine import step
+from whet.engine.engine import Engine, RunSpec
 from whet.precision.policy import Float32
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
@@ -115,7 +115,7 @@ def main() -> None:
             padding_in_loss="all", use_cpu=True, save_strategy="no", disable_tqdm=True, precision="fp32",
             logging_strategy="no",
         )  # fmt: skip
-        trainer = engine.Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+        trainer = Engine(RunSpec(model=model, args=args, train_dataset=rows, processing_class=tokenizer))
         parts = [range(at * 12, at * 12 + 12) for at in range(options.batches)]
         compare(trainer, tokenizer, parts)
         cost(trainer, parts[:2], options.rounds)

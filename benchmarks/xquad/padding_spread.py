@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 from whet.config import arguments as settings
 from whet.data import padding
 from whet.data.padding import Padding
-from whet.engine import engine as engine
+from whet.engine.engine import Engine, RunSpec
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
 
@@ -46,7 +46,7 @@ def trained(rows: Any, tokenizer: Any, n_steps: int) -> Any:
             output_dir=folder, max_steps=n_steps, per_device_train_batch_size=12, learning_rate=1e-4, use_cpu=True,
             padding_in_loss="sampled", save_strategy="no", disable_tqdm=True, logging_strategy="no",
         )  # fmt: skip
-        engine.Trainer(model, args, train_dataset=rows, processing_class=tokenizer).train()
+        Engine(RunSpec(model=model, args=args, train_dataset=rows, processing_class=tokenizer)).train()
     untouched = AutoModelForQuestionAnswering.from_config(model.config, attn_implementation="sdpa")
     untouched.load_state_dict(model.state_dict())
     return untouched

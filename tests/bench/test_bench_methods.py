@@ -94,7 +94,7 @@ def test_an_unknown_technique_is_refused_with_the_nearest_name(capsys: pytest.Ca
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench-methods", "--help"]) == EXIT_OK
+    assert run(["bench-methods", "--help", "all"]) == EXIT_OK
     shown = capsys.readouterr().out
     assert shown.startswith("Examples:\n  whet bench-methods --model_name_or_path")
     for flag in ("--only", "--skip", "--steps", "--rounds", "--warmup", "--limit_s", "--train_file", "--output_dir"):

@@ -241,7 +241,7 @@ def test_run_that_memory_runs_out_for_names_its_checkpoint_and_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the last step, when the results are written: no machine has that much."""
-    monkeypatch.setattr("whet.engine.engine.Trainer.save_metrics", lambda *_args, **_more: bytearray(1 << 62))
+    monkeypatch.setattr("whet.engine.engine.Engine.save_metrics", lambda *_args, **_more: bytearray(1 << 62))
     options = {"train_file": topics, "max_steps": 2, "save_strategy": "steps", "save_steps": 2}
     assert run(words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options)) == EXIT_OTHER
     said = _said(capsys)

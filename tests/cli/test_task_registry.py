@@ -75,6 +75,7 @@ def _said(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.true_start  # with a path of its own
 def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
     assert "rhyme          learn to rhyme" in _said(folder_with_a_task, "--help")
     assert "--meter" in _said(folder_with_a_task, "rhyme", "--help")

@@ -71,8 +71,8 @@ def _trained(model: Path, questions: Path, folder: Path, **changes: Any) -> tupl
     qa = QaArguments(model_name_or_path=str(model), train_file=str(questions), **(usual | changes))
     args = arguments(folder, do_train=True, num_train_epochs=3)
     job = prepare(qa, args, {"train": read_split(qa, "train")})
-    avoided = job.trainer.train().metrics["train_padding_avoided"]
-    return job.trainer, avoided
+    avoided = job.engine.train().metrics["train_padding_avoided"]
+    return job.engine, avoided
 
 
 @pytest.fixture(autouse=True)

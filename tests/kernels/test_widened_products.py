@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from whet.methods.checkpointing import kept_products
 
 from whet.hardware.cpu import features, vendor
 from whet.kernels import cross_entropy as fused_loss
@@ -24,6 +23,7 @@ from whet.kernels import linear as layer
 from whet.kernels import matrix
 from whet.kernels.batch_position import Placement
 from whet.kernels.grouped import grouped_linear
+from whet.methods import checkpoint_blocks
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29
@@ -180,7 +180,7 @@ def test_frozen_layer_keeps_no_input_and_sums_no_bias(monkeypatch: pytest.Monkey
 
 
 def test_selective_checkpointing_keeps_results_in_bf16() -> None:
-    keeping, giving = kept_products.contexts()
+    keeping, giving = checkpoint_blocks.product_contexts()
     x, weight, bias = leaves()
     with keeping:
         y = layer.linear(x, weight, bias)

@@ -12,7 +12,7 @@ from dpo_runs import PAIRS
 
 from text_tasks import SAILING, load, words, write_lines
 from whet.cli.main import run
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.engine.loop import TrainingLoop
 from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.store.save import Saver
@@ -21,13 +21,13 @@ from whet.watch import stop
 
 TRAINED, LAST = "once the model is saved", "in the last evaluation"
 STAGES = {
-    "before the first step": (Trainer, "train", 1),
-    "in the first pass": (Trainer, "forward_batches", 1),
+    "before the first step": (Engine, "train", 1),
+    "in the first pass": (Engine, "forward_batches", 1),
     "in the first step": (TrainingLoop, "take_step", 1),
     "in a later step": (TrainingLoop, "take_step", 3),
-    "in an evaluation of the training": (Trainer, "evaluate", 1),
+    "in an evaluation of the training": (Engine, "evaluate", 1),
     "in a save": (Saver, "save", 1),
-    TRAINED: (Trainer, "create_model_card", 1),
+    TRAINED: (Engine, "create_model_card", 1),
     LAST: (LmJudge, "judge", 1),
     "in the prediction": (LmJudge, "judge", 2),
 }
@@ -107,7 +107,7 @@ def test_rewards_without_a_checkpoint_print_no_command(
     decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a run from the weights before the training can compute them."""
-    stop_at(monkeypatch, Trainer, "create_model_card", 1)
+    stop_at(monkeypatch, Engine, "create_model_card", 1)
     changes = {"save_strategy": "no", "eval_strategy": "no"}
     assert run(line("dpo", decoder, tmp_path, "out", **changes)) == EXIT_STOPPED_AND_SAVED
     said = capfd.readouterr().err

@@ -26,6 +26,7 @@ from whet.optim.optimizers.native import WhetAdamW
 _USUAL = [name for name, row in names().items() if not row.package]
 
 
+@pytest.mark.true_start
 def test_constants_of_a_row_are_read_from_its_source_without_torch() -> None:
     """Help texts and rules read them so; the registry has the same from the imported files."""
     constants = [one.name for one in dataclasses.fields(Row)]

@@ -47,7 +47,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
     )
     args = TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, do_train=True)
     job = prepare(qa, args, {"train": read_split(qa, "train")})
-    rows = job.trainer.train_dataset
+    rows = job.engine.spec.train_dataset
     assert len(set(rows.lengths.tolist())) > 4
     theirs = textbook_run(_fresh(job), rows, tmp_path, masked_loss)
     ours = whet_run(_fresh(job), rows, tmp_path)
@@ -58,7 +58,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
 
 def _fresh(job: Job) -> object:
     """Return a copy of the job's model as transformers made it."""
-    model = job.trainer.model
+    model = job.engine.model
     untouched = type(model)(copy.deepcopy(model.config))
     untouched.load_state_dict(model.state_dict())
     untouched.set_attn_implementation("sdpa")

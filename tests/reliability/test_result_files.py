@@ -27,8 +27,8 @@ pytestmark = pytest.mark.reliability
 _PLACES = {
     "predictions": ("whet.tasks.qa.judge", "write_predictions"),
     "model": ("whet.watch.files", "write_model"),
-    "train_results.json": ("whet.engine.engine", "Trainer.save_metrics"),
-    "trainer_state.json": ("whet.engine.engine", "Trainer.save_state"),
+    "train_results.json": ("whet.engine.engine", "Engine.save_metrics"),
+    "trainer_state.json": ("whet.engine.engine", "Engine.save_state"),
 }
 """What does not fit -> the function that writes it."""
 

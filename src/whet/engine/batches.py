@@ -112,6 +112,8 @@ class BatchLoader:
     def __init__(self, run: Run, collator: Any = None) -> None:
         """The generators of random numbers that `collator` keeps for itself are seeded before each batch."""
         args = run.args
+        if args.ignore_data_skip:
+            logger.info("ignore_data_skip changes nothing: a resumed run continues with the next row at no cost")
         self.micro_rows = args.per_device_train_batch_size
         """Most rows of a micro-batch on one rank; auto_find_batch_size lowers it before the first step."""
         self.n_left_out = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,13 @@ from whet.engine.batches import make_plan
 from whet.engine.first_gradients import FirstGradients
 from whet.engine.loop import Outside, TrainingLoop
 from whet.engine.many_ranks import sync_of
-from whet.engine.prepare import align_special_tokens, prepare
+from whet.engine.prepare import Ready, align_special_tokens, prepare
 from whet.engine.run import Prepared, Run, device_of, new_counters
 from whet.engine.safe_points import guarded
 from whet.engine.sharding.shares import require_complete
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
-from whet.objectives.base import Collate
+from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.store import compare, restore, weights
 from whet.store.snapshot import counters_as_saved
@@ -38,57 +40,62 @@ from whet.watch.determinism import deterministic
 from whet.watch.events import Events
 from whet.watch.meter import speed
 
-Evaluation = Callable[["Trainer", Any], dict[str, float]]
-"""Evaluates the trainer's model on a data set; returns metrics without a prefix."""
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that a run of the engine is given."""
+
+    model: nn.Module
+    """Any module that returns a loss; known families and heads run without padding. It is changed in place."""
+    args: TrainingArguments
+    train_dataset: Any = None
+    """Rows with an index, as are those of `eval_dataset`."""
+    eval_dataset: Any = None
+    processing_class: Any = None
+    """The tokenizer, which pads rows and is saved next to the weights."""
+    data_collator: Collate | None = None
+    """None: rows are padded by the tokenizer."""
+    padded_length: int | None = None
+    """The length that rows would be padded to without packing, for the log and for `padding_in_loss`; None: that of the
+    longest row in their batch."""
+    objective: Callable[[Ready], Objective] | None = None
+    """Returns the objective to train with, from the prepared model with its own: a teacher's, or preferences."""
+    before_steps: Callable[[Engine], None] | None = None
+    """Called in a training with the weights before its first step, also if it resumes."""
+    compute_metrics: Callable[..., Mapping[str, Any]] | None = None
+    """Takes transformers' EvalPrediction of an evaluation, returns metrics."""
+    preprocess_logits: Callable[..., Any] | None = None
+    """Takes the logits and labels of a batch, returns the predictions that are kept."""
+    evaluation: Callable[[Engine], dict[str, float]] | None = None
+    """Replaces the loss and `compute_metrics`: evaluates the engine's model, returns metrics without a prefix. With
+    several ranks it joins what each of them found, by `sync.in_order`."""
+    callbacks: Sequence[Any] = ()
+    optimizers: tuple[Optimizer | None, Any] = (None, None)
+    """An optimizer and a schedule to use instead of those of the settings."""
 
 
-class Trainer:
-    """Train any module that returns a loss; models of known families and heads train without padding.
-
-    `whet.Trainer` is for scripts: it is transformers' own. `evaluation` replaces the loss and `compute_metrics` of an
-    evaluation. `padded_length` is the length that rows would be padded to without packing; None: that of the longest
-    row in their batch (for the log, and for `padding_in_loss`).
-    """
+class Engine:
+    """Trains, evaluates and predicts what a RunSpec describes; `whet.Trainer` is for scripts, and transformers' own."""
 
     @run_log.buffered()
-    def __init__(
-        self,
-        model: nn.Module,
-        args: TrainingArguments | None = None,
-        data_collator: Collate | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
-        callbacks: Sequence[Any] | None = None,
-        optimizers: tuple[Optimizer | None, Any] = (None, None),
-        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
-        evaluation: Evaluation | None = None,
-        padded_length: int | None = None,
-    ) -> None:
-        self.args = args = TrainingArguments() if args is None else args
-        printing.configure(args)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.processing_class, self.data_collator = processing_class, data_collator
-        self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess_logits_for_metrics
-        self.evaluation, self.padded_length = evaluation, padded_length
-        self.before_steps: Callable[[], None] = lambda: None
-        """Called in a training, with the weights before its steps."""
-        self.sync = sync_of(args)
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.args = spec, spec.args
+        printing.configure(spec.args)
+        self.sync = sync_of(spec.args)
         """Makes the ranks of a run agree."""
         environment.require_known()
         self._require_evaluation_set()
-        ready = prepare(model, args, data_collator, processing_class, padded_length)
-        self.model, self.objective, self.collate = ready.model, ready.objective, ready.collate
+        ready = prepare(spec.model, spec.args, spec.data_collator, spec.processing_class, spec.padded_length)
+        self.model = ready.model
+        self.objective = ready.objective if spec.objective is None else spec.objective(ready)
         self.precision = PrecisionChoice(ready.precision)
-        self.state = new_counters(args, self.sync.place)
-        self._given_optimizers, self._loop, self._has_trained = optimizers, None, False
+        self.state = new_counters(spec.args, self.sync.place)
+        self._loop, self._has_trained = None, False
         self._shows_start = True
         """Whether an evaluation shows the first lines: not after those of a training, or of another evaluation."""
-        first_gradients = FirstGradients(self.sync, in_backward=args.optimizer_in_backward)
-        own = [*_default_callbacks(args, self.device), first_gradients, *(callbacks or ())]
-        self.events = Events(args, own, model=self.model, processing_class=processing_class)
+        first_gradients = FirstGradients(self.sync, in_backward=spec.args.optimizer_in_backward)
+        own = [*_default_callbacks(spec.args, self.device), first_gradients, *spec.callbacks]
+        self.events = Events(spec.args, own, model=self.model, processing_class=spec.processing_class)
         self.events.send("on_init_end", self.state)
 
     _loop: TrainingLoop | None
@@ -108,14 +115,14 @@ class Trainer:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         self._require_joined()
         require_complete(self.model)
-        if self.train_dataset is None or not len(self.train_dataset):
+        if self.spec.train_dataset is None or not len(self.spec.train_dataset):
             raise DataError(
                 what="the training set is empty",
                 why="there is nothing to learn from",
-                fix="pass train_dataset, or check --train_file",
+                fix="check --train_file",
             )
         self._require_evaluation_set()
-        align_special_tokens(self.model, self.processing_class)
+        align_special_tokens(self.model, self.spec.processing_class)
         with deterministic(self.args.full_determinism), guarded(self.args):
             require_output_for_restarts(overwrites=self.args.overwrite_output_dir)
             asked = resume_from_checkpoint or self.args.resume_from_checkpoint or ("auto" if restarted() else None)
@@ -130,42 +137,41 @@ class Trainer:
 
     def new_loop(self) -> TrainingLoop:
         """Return a training of this model that has not begun; its counters are those of the engine from now on."""
-        run = Run(**self._facts(), plan=make_plan(self.args, self.train_dataset))
+        run = Run(**self._facts(), plan=make_plan(self.args, self.spec.train_dataset))
         self._shows_start = False
+        before_steps = self.spec.before_steps
         outside = Outside(
-            evaluate=self.evaluate, log=self.log, before_steps=self.before_steps, show_start=self._show_start
+            evaluate=self.evaluate, log=self.log, show_start=self._show_start,
+            before_steps=(lambda: None) if before_steps is None else partial(before_steps, self),
         )  # fmt: skip
         loop = TrainingLoop(
-            run, self.precision, self.events, outside, collator=self.data_collator,
-            optimizers=self._given_optimizers, draws_new_layers=not self._has_trained,
+            run, self.precision, self.events, outside, collator=self.spec.data_collator,
+            optimizers=self.spec.optimizers, draws_new_layers=not self._has_trained,
         )  # fmt: skip
         self.state, self._has_trained = loop.counters, True
         return loop
 
-    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
-            raise _no_evaluation_set("it was asked for")
-        started_s = time.perf_counter()
-        with self._evaluating():
-            if self.evaluation is not None:
-                self._require_joined_results()
-                metrics, n_rows = self.evaluation(self, dataset), len(dataset)
-            else:
-                keeps = self.compute_metrics is not None and not self.args.prediction_loss_only
-                output = self._evaluate(dataset, keeps=keeps)
-                metrics, n_rows = output.metrics or {}, output.num_samples or 0
-            named = self._named(metrics, metric_key_prefix, n_rows, started_s)
-            self.log(named)
-            self.events.send("on_evaluate", self.state, metrics=named)
-        return named
+    def evaluate(self, rows: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Return the metrics of the model on the rows (default: `eval_dataset`), each under `prefix_name`."""
+        return self._judged(self.spec.eval_dataset if rows is None else rows, metric_key_prefix, self.spec.evaluation)
 
-    def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
+    def evaluate_by(
+        self, evaluation: Callable[[Engine], dict[str, float]], rows: Any, metric_key_prefix: str
+    ) -> dict[str, float]:
+        """Return the metrics of another evaluation than that of the RunSpec; `rows` are those that it reads."""
+        return self._judged(rows, metric_key_prefix, evaluation)
+
+    def predict(
+        self,
+        rows: Any,
+        metric_key_prefix: str = "test",
+        compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
+    ) -> PredictionOutput:
         """Return the model's predictions (rows, ...), the labels if there are any, and the metrics."""
         started_s = time.perf_counter()
         with self._evaluating():
-            output = self._evaluate(test_dataset, keeps=not self.args.prediction_loss_only)
+            metrics_of = compute_metrics or self.spec.compute_metrics
+            output = self._evaluate(rows, metrics_of, keeps=not self.args.prediction_loss_only)
             named = self._named(output.metrics or {}, metric_key_prefix, output.num_samples or 0, started_s)
             self.events.send("on_predict", self.state, metrics=named)
         return PredictionOutput(output.predictions, output.label_ids, named)
@@ -197,8 +203,8 @@ class Trainer:
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` to an existing folder; errors of the disk are not translated."""
         require_complete(self.model)
-        by_collator = getattr(self.data_collator, "tokenizer", None)
-        processing = by_collator if self.processing_class is None else self.processing_class
+        by_collator = getattr(self.spec.data_collator, "tokenizer", None)
+        processing = by_collator if self.spec.processing_class is None else self.spec.processing_class
         weights.save_processing(processing, folder, taken={*weights.FILES, "training_args.json"})
         weights.save_weights(self.model, folder)
         (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision.current) + "\n", "utf-8")
@@ -236,8 +242,8 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         return {
             "args": self.args, "model": self.model, "objective": self.objective, "sync": self.sync,
-            "train_dataset": self.train_dataset, "eval_dataset": self.eval_dataset,
-            "processing_class": self.processing_class, "padded_length": self.padded_length,
+            "train_dataset": self.spec.train_dataset, "eval_dataset": self.spec.eval_dataset,
+            "processing_class": self.spec.processing_class, "padded_length": self.spec.padded_length,
         }  # fmt: skip
 
     @contextmanager
@@ -251,11 +257,32 @@ class Trainer:
             with self._loop.evaluated_weights():
                 yield
 
-    def _evaluate(self, dataset: Any, *, keeps: bool) -> EvalLoopOutput:
+    def _judged(
+        self, rows: Any, prefix: str, evaluation: Callable[[Engine], dict[str, float]] | None
+    ) -> dict[str, float]:
+        if rows is None:
+            raise _no_evaluation_set("it was asked for")
+        started_s = time.perf_counter()
+        with self._evaluating():
+            if evaluation is not None:
+                metrics, n_rows = evaluation(self), len(rows)
+            else:
+                metrics_of = self.spec.compute_metrics
+                keeps = metrics_of is not None and not self.args.prediction_loss_only
+                output = self._evaluate(rows, metrics_of, keeps=keeps)
+                metrics, n_rows = output.metrics or {}, output.num_samples or 0
+            named = self._named(metrics, prefix, n_rows, started_s)
+            self.log(named)
+            self.events.send("on_evaluate", self.state, metrics=named)
+        return named
+
+    def _evaluate(
+        self, rows: Any, compute_metrics: Callable[..., Mapping[str, Any]] | None, *, keeps: bool
+    ) -> EvalLoopOutput:
         return evaluate.Evaluation(
             objective=self.objective, sync=self.sync, keeps=keeps, label_names=self.args.label_names,
-            compute_metrics=self.compute_metrics, preprocess_logits=self.preprocess_logits_for_metrics,
-        ).run(self.forward_batches(dataset))  # fmt: skip
+            compute_metrics=compute_metrics, preprocess_logits=self.spec.preprocess_logits,
+        ).run(self.forward_batches(rows))  # fmt: skip
 
     def _named(self, metrics: Mapping[str, Any], prefix: str, n_rows: int, started_s: float) -> dict[str, Any]:
         """Return the metrics of an evaluation with its speed, under names with the prefix."""
@@ -266,7 +293,7 @@ class Trainer:
         return self.precision.why or self.precision.name
 
     def _show_start(self, run: Run, counters: TrainerState, optimizer: Optimizer) -> None:
-        known = self._given_optimizers[0] is None  # the size of its state, before the first step
+        known = self.spec.optimizers[0] is None  # the size of its state, before the first step
         precision = self._precision_in_words()
         self._show(start_block.of_training(run, precision, counters, optimizer, state_is_known=known))
 
@@ -277,27 +304,17 @@ class Trainer:
 
     def _require_evaluation_set(self) -> None:
         """Raise ConfigError if a training would evaluate, and there is nothing to evaluate on."""
-        if self.args.eval_strategy != "no" and self.eval_dataset is None and self.evaluation is None:
+        if self.args.eval_strategy != "no" and self.spec.eval_dataset is None and self.spec.evaluation is None:
             raise _no_evaluation_set("evaluation was asked for", f"eval_strategy={self.args.eval_strategy}")
-
-    def _require_joined_results(self) -> None:
-        if self.sync.n_ranks > 1 and not getattr(self.evaluation, "joins_ranks", False):
-            raise ConfigError(
-                what="evaluation= does not go with several ranks",
-                got=type(self.evaluation).__name__,
-                why="each rank computes its own batches, and this evaluation would see those of one rank alone",
-                fix="use compute_metrics, which gets the predictions of all ranks; or join what the ranks found with "
-                "trainer.sync.in_order, and give the evaluation an attribute joins_ranks = True",
-            )
 
     def _require_joined(self) -> None:
         place = here()
         if place.n_ranks != self.sync.n_ranks:
             raise ConfigError(
-                what="the ranks of this process appeared after its Trainer was made",
+                what="the ranks of this process appeared after its engine was made",
                 got=f"{place.n_ranks} ranks now, {self.sync.n_ranks} then",
-                why="a Trainer joins the others when it is made",
-                fix="call init_process_group, and set the variables of a launcher, before Trainer(...)",
+                why="an engine joins the others when it is made",
+                fix="call init_process_group, and set the variables of a launcher, before Engine(...)",
             )
 
 
@@ -306,7 +323,7 @@ def _no_evaluation_set(why: str, got: str | None = None) -> ConfigError:
         what="there is no data set to evaluate on",
         got=got,
         why=why,
-        fix="pass eval_dataset to Trainer, or use --eval_strategy no",
+        fix="add --validation_file, or use --eval_strategy no",
     )
 
 

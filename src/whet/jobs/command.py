@@ -23,7 +23,7 @@ def training_command(
     *,
     summary: str,
     examples: tuple[str, ...],
-    main: tuple[str, ...],
+    main: tuple[str, ...] = (),
     **more: Any,
 ) -> Command:
     """Return the command that trains, evaluates and predicts with these settings; `more` as in `Command`.

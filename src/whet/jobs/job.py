@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine, RunSpec
 from whet.jobs.fields import OF_TRAINING, JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
@@ -39,7 +39,7 @@ class Part:
 class Job:
     """What a run works on, and what it has measured."""
 
-    trainer: Trainer
+    engine: Engine
     args: TrainingArguments
     parts: Mapping[str, Part]
     card: Mapping[str, Any]
@@ -55,13 +55,11 @@ class Job:
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.defer_signals()
-        with trackers_closed(self.trainer), run_log.written_to(self.args.output_dir), printing.before_a_table():
-            if self.args.do_eval:
-                self.parts["validation"].judge.follow(self.trainer)
+        with trackers_closed(self.engine), run_log.written_to(self.args.output_dir), printing.before_a_table():
             if self.args.do_train:
-                trained = self.trainer.train()
+                trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
-            stop.check(self.trainer.sync.stop_signal)
+            stop.check(self.engine.sync.stop_signal)
             if self.args.do_eval:
                 self._judge("eval")
             if self.args.do_predict:
@@ -69,11 +67,11 @@ class Job:
         return self.metrics
 
     def _save_training(self, metrics: dict[str, Any]) -> None:
-        """Save the trained model, its metrics and the trainer's state."""
-        self.trainer.save_model()
+        """Save the trained model, its metrics and the counters."""
+        self.engine.save_model()
         self._record("train", metrics)
-        self.trainer.save_state()
-        self.trainer.create_model_card(**self.card)
+        self.engine.save_state()
+        self.engine.create_model_card(**self.card)
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
         folder = self.args.output_dir
         stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
@@ -84,7 +82,7 @@ class Job:
         An adapter, and what is compared with the weights before the training, is read from a checkpoint.
         """
         folder = self.args.output_dir
-        if self.compares_with_start or adapters.names_of(self.trainer.model):
+        if self.compares_with_start or adapters.names_of(self.engine.model):
             return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
         usual = {one.name: one.default for one in fields(self.asked) if one.name in OF_TRAINING}
         off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
@@ -92,7 +90,7 @@ class Job:
         return {"do_train": False, "model_name_or_path": folder, **off}
 
     def _judge(self, prefix: str) -> None:
-        self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.trainer, prefix))
+        self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.engine, prefix))
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
         part = self.parts[SPLIT_OF[prefix]]
@@ -100,31 +98,21 @@ class Job:
         if part.left_out.n_rows:
             metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
         part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
-        if self.trainer.state.epoch is not None:
-            metrics["epoch"] = self.trainer.state.epoch
-        self.trainer.save_metrics(prefix, metrics)
+        if self.engine.state.epoch is not None:
+            metrics["epoch"] = self.engine.state.epoch
+        self.engine.save_metrics(prefix, metrics)
         self.metrics |= metrics
 
 
-def trainer_of(
-    model: Any,
-    args: TrainingArguments,
-    parts: Mapping[str, Part],
-    tokenizer: Any,
-    padded_length: int | None,
-    **more: Any,
-) -> Trainer:
-    """Return the Trainer that trains on the split `train` and evaluates on `validation`; `more` is given to it too."""
+def engine_of(model: Any, args: TrainingArguments, parts: Mapping[str, Part], tokenizer: Any, **more: Any) -> Engine:
+    """Return the engine that trains on `train` and evaluates on `validation`; `more` goes into its RunSpec."""
+    judged = parts["validation"].judge.while_training() if "validation" in parts else {}
     rows = {name: part.rows for name, part in parts.items()}
-    return Trainer(
-        model=model,
-        args=args,
-        train_dataset=rows.get("train"),
-        eval_dataset=rows.get("validation"),
-        processing_class=tokenizer,
-        padded_length=padded_length,
-        **more,
-    )
+    spec = RunSpec(
+        model=model, args=args, train_dataset=rows.get("train"), eval_dataset=rows.get("validation"),
+        processing_class=tokenizer, **(judged | more),
+    )  # fmt: skip
+    return Engine(spec)
 
 
 def model_card(job: JobFields, task: str) -> dict[str, Any]:
@@ -134,12 +122,12 @@ def model_card(job: JobFields, task: str) -> dict[str, Any]:
 
 
 @contextmanager
-def trackers_closed(trainer: Trainer) -> Iterator[None]:
+def trackers_closed(engine: Engine) -> Iterator[None]:
     """Close the runs of the trackers after the block, as failed ones if it raises."""
     try:
         yield
     except BaseException:
-        trainer.close(failed=True)
+        engine.close(failed=True)
         raise
     finally:
-        trainer.close()
+        engine.close()

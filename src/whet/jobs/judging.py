@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.jobs.fields import Pooling
 from whet.watch import files as output_files
 
@@ -16,11 +16,11 @@ from whet.watch import files as output_files
 class Judge(Protocol):
     """Computes the metrics of one split, and writes the files of its predictions."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
+    def while_training(self) -> dict[str, Any]:
+        """Return the fields of a RunSpec by which this judge computes the metrics of evaluations in a training."""
         ...
 
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+    def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
         """Evaluate the model, write its predictions, and return the metrics; all names begin with the prefix."""
         ...
 
@@ -46,17 +46,16 @@ class PredictionJudge(ABC):
     def write(self, predictions: Any, prefix: str) -> None:
         """Write the predictions, in files whose names begin with the prefix."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
-        trainer.compute_metrics = self.metrics
+    def while_training(self) -> dict[str, Any]:
+        """Return the fields of a RunSpec by which this judge computes the metrics of evaluations in a training."""
+        return {"compute_metrics": self.metrics}
 
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model, and write its predictions."""
-        self.follow(trainer)
-        found = trainer.predict(self.dataset, metric_key_prefix=prefix)
+    def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
+        """Return the metrics of the engine's model, and write its predictions."""
+        found = engine.predict(self.dataset, prefix, self.metrics)
         self.write(found.predictions, prefix)
         metrics = dict(found.metrics or {})
-        trainer.log(dict(metrics))
+        engine.log(dict(metrics))
         return metrics
 
     def store(self, name: str, text: str) -> None:

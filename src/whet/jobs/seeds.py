@@ -159,9 +159,9 @@ def _train(
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         _forget_record(folder)
         prepared = task.prepare(job, args, examples)
-        prepared.trainer.precision.auto_as_in = auto_as_in
+        prepared.engine.precision.chosen_in(auto_as_in)
         metrics = prepared.run()
-    lines, precision = list(task.tables(prepared)), prepared.trainer.precision.name
+    lines, precision = list(task.tables(prepared)), prepared.engine.precision.name
     del prepared
     gc.collect()  # the model and its trainer refer to each other
     return {"metrics": metrics, "lines": lines, "precision": precision}

@@ -8,7 +8,8 @@ import xxhash
 from torch import nn
 
 from whet.config.methods import MethodSettings
-from whet.engine.engine import Trainer
+from whet.engine.prepare import Ready
+from whet.engine.run import device_of
 from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
 from whet.log import logger
@@ -19,6 +20,7 @@ from whet.models.loading.load import ModelSource, load_config, load_model, load_
 from whet.models.packable import why_padded
 from whet.models.proof import prove
 from whet.models.view import ModelView
+from whet.objectives.base import Objective
 from whet.objectives.choose import choose
 from whet.objectives.distilled import Distillation, distilled
 from whet.objectives.packed_head import PackedHead
@@ -46,31 +48,31 @@ def require_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "m
         )
 
 
-def add_teacher(trainer: Trainer, job: JobFields, head: Head, *, pairs: bool = False) -> None:
-    """Let the trainer's model learn from the teacher that the run names; without one, nothing changes.
+def taught(ready: Ready, job: JobFields, head: Head, *, pairs: bool = False) -> Objective:
+    """Return the objective by which a model learns from the teacher that the run names; without one, its own.
 
     `pairs`: rows hold two texts, which models with token types tell apart.
     """
     if job.teacher_model is None:
-        return
-    teacher = load_model(_source(job), head, trained=True).to(trainer.device).eval().requires_grad_(False)
-    student = unwrapped(trainer.model)
+        return ready.objective
+    teacher = load_model(_source(job), head, trained=True).to(device_of(ready.model)).eval().requires_grad_(False)
+    student = unwrapped(ready.model)
     _require_same_labels(teacher, student, job, head)
     _require_types(teacher, student, job, pairs)
     prove.ensure(teacher)
-    theirs = choose(teacher, None, trainer.collate, trainer.objective.padding)
+    theirs = choose(teacher, None, ready.collate, ready.objective.padding)
     if isinstance(theirs, PackedHead):
         theirs.needs_logits = False  # only those of targets
     order.apply(ModelView(teacher), MethodSettings(operators="auto"))
     how = Distillation(
         temperature=job.distillation_temperature, alpha=job.distillation_alpha, teacher=_checksum(teacher)
     )  # fmt: skip
-    found = distilled(trainer.objective, trainer.model, theirs, how)
+    found = distilled(ready.objective, ready.model, theirs, how)
     if found is None:
         raise _not_alike(teacher, student, job)
-    trainer.objective = found
     share = f"{how.alpha:.0%} of the loss, at temperature {how.temperature:g}"
     logger.info("teacher: %s of %s, %s", type(teacher).__name__, job.teacher_model, share)
+    return found
 
 
 def _source(job: JobFields) -> ModelSource:

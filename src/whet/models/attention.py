@@ -19,9 +19,9 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
 from whet.errors import ConfigError
+from whet.kernels import gpu_attention
 from whet.kernels.attention_spec import AttentionSpec, window_of
 from whet.kernels.batch_position import Drop, Site, running, running_position
-from whet.kernels.library import choice as attention_path
 from whet.kernels.packed_attention import attend as attend_rows
 from whet.log import logger
 from whet.models.fused.attention import require_all
@@ -207,7 +207,7 @@ def use_theirs(model: nn.Module, name: str) -> None:
 
 def require_flash_kernels(device: torch.device) -> None:
     """Raise ConfigError if packed batches find no flash kernels on this device."""
-    if attention_path.have(device) != attention_path.Have():
+    if gpu_attention.have(device) != gpu_attention.Have():
         return
     if not torch.cuda.is_available():
         got = "no GPU that torch can use"

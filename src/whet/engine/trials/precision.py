@@ -67,9 +67,12 @@ class PrecisionChoice:
         """The precision in words, with what was measured; empty until it is chosen."""
         self.clock: Callable[[], float] = time.perf_counter
         """Times the formats that `auto` compares."""
-        self.auto_as_in = ""
-        """Which earlier run chose the precision that is asked for, by `auto`; empty: none did."""
+        self._auto_as_in = ""
         self._of_evaluations: Precision | None = None
+
+    def chosen_in(self, run: str) -> None:
+        """Note which earlier run chose the precision that is asked for, by `auto`; empty: none did."""
+        self._auto_as_in = run
 
     @property
     def name(self) -> str:
@@ -89,8 +92,8 @@ class PrecisionChoice:
             logger.info("precision auto: %s, as in the checkpoint", kept)
         elif name == "auto":
             name = self._measured(prepared, partial(self.time_steps, prepared, rows, "bf16"), _FORWARD_AND_BACKWARD)
-        elif self.auto_as_in:
-            self.why = f"{name} (auto: as in {self.auto_as_in})"
+        elif self._auto_as_in:
+            self.why = f"{name} (auto: as in {self._auto_as_in})"
         elif prepared.args.precision != "auto":
             self.why = f"{name} (asked for)"
             if name != "fp32" and kept is None and cpu and (timing := self.time_steps(prepared, rows, name)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine, RunSpec
 from whet.errors import StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.predict.trained import read_reading
@@ -28,10 +28,10 @@ def reading_of(asked: PredictFields, task: str) -> dict[str, Any]:
     return read_reading(Path(asked.model), task)
 
 
-def trainer_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) -> Trainer:
-    """Return a Trainer that predicts with this model: without padding and with native operators if they can serve.
+def engine_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) -> Engine:
+    """Return an engine that predicts with this model: without padding and with native operators if they can serve.
 
-    `more` is given to the Trainer too.
+    `more` goes into its RunSpec.
     """
     args = TrainingArguments(
         output_dir=str(Path(asked.output).parent),  # nothing is written there
@@ -41,10 +41,10 @@ def trainer_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) ->
         disable_tqdm=True,
         log_level="warning",
     )
-    return Trainer(model=model, args=args, processing_class=tokenizer, **more)
+    return Engine(RunSpec(model=model, args=args, processing_class=tokenizer, **more))
 
 
-def write(asked: PredictFields, trainer: Trainer, entries: Iterable[Mapping[str, Any]]) -> None:
+def write(asked: PredictFields, engine: Engine, entries: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object a line, and print how many, where, and how the model ran.
 
     That is printed to standard error if the predictions go to standard output.
@@ -52,8 +52,8 @@ def write(asked: PredictFields, trainer: Trainer, entries: Iterable[Mapping[str,
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     path = Path(asked.output)
     _write_named(path, "".join(f"{line}\n" for line in lines))
-    padding = "with" if trainer.objective.packed_model is None else "without"
-    name = trainer.evaluation_precision(()).name
+    padding = "with" if engine.objective.packed_model is None else "without"
+    name = engine.evaluation_precision(()).name
     precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
     where = sys.stderr if _own_descriptor(path) == 1 else sys.stdout

@@ -9,13 +9,13 @@ from typing import Any
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
+from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card
 from whet.jobs.judging import pooled
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher, require_reads
+from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
@@ -36,7 +36,7 @@ _FEW_TEXTS = 10
 
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
-    """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
+    """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     restore.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
@@ -54,12 +54,17 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     check_max_length(job.max_seq_length, tokenizer, max_positions(model))
     decision = Decision(scheme, job.threshold, job.window_pooling)
     parts = {name: _part(split, decision, args) for name, split in splits.items()}
-    length = job.max_seq_length if job.pad_to_max_length else None
-    trainer = trainer_of(prepared(model, job, args, SEQUENCE_CLASSIFICATION, tokenizer), args, parts, tokenizer, length)
     in_pairs = any(split.examples.columns.pair for split in splits.values())
-    add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs)
+    engine = engine_of(
+        prepared(model, job, args, SEQUENCE_CLASSIFICATION, tokenizer),
+        args,
+        parts,
+        tokenizer,
+        padded_length=job.max_seq_length if job.pad_to_max_length else None,
+        objective=lambda ready: taught(ready, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs),
+    )
     return Job(
-        trainer,
+        engine,
         args,
         parts,
         card=model_card(job, "text-classification"),
@@ -145,10 +150,10 @@ def predict(asked: PredictFields) -> int:
     stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
     maker = RowMaker(tokenizer, RowOptions(max_seq_length=length, doc_stride=stride), Cache(rows="rows"))
     rows = maker.rows(examples.texts, examples.pairs)
-    trainer = outputs.trainer_of(asked, model, tokenizer)
+    engine = outputs.engine_of(asked, model, tokenizer)
     pooling = asked.window_pooling or known.get("window_pooling", "mean")
     decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5), pooling)
-    logits = pooled(logits_of(trainer.predict(rows.rows).predictions), rows.text_of, pooling)
+    logits = pooled(logits_of(engine.predict(rows.rows).predictions), rows.text_of, pooling)
     entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
-    outputs.write(asked, trainer, ({"row": place, **entry} for place, entry in entries))
+    outputs.write(asked, engine, ({"row": place, **entry} for place, entry in entries))
     return 0

@@ -119,13 +119,13 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
     prepared = prepare(job, args, examples)
     metrics = prepared.run()
     stop.mark_work_done()
-    before = next(entry["eval_loss"] for entry in prepared.trainer.state.log_history if "eval_loss" in entry)
+    before = next(entry["eval_loss"] for entry in prepared.engine.state.log_history if "eval_loss" in entry)
     print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     print(f"\nperplexity before training {perplexity(before):,.0f}, after {metrics['eval_perplexity']:,.0f}\n")
     asked = GenerateArguments(model=str(folder), prompt="The", max_new_tokens=80, do_sample=True, temperature=0.8)
-    trainer = prepared.trainer
+    engine = prepared.engine
     set_seed(args.seed)
-    writer = Writer(trainer.model.eval(), trainer.processing_class, asked)
+    writer = Writer(engine.model.eval(), engine.spec.processing_class, asked)
     print(console.paragraph(f"The{writer.continued('The')}"))
     print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')

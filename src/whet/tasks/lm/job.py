@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,20 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
-from whet.engine.engine import Trainer
-from whet.jobs.job import Job, Part, model_card, trainer_of
+from whet.engine.engine import Engine
+from whet.engine.prepare import Ready
+from whet.jobs.job import Job, Part, engine_of, model_card
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher, require_reads
+from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.log import logger
 from whet.models import adapters
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import load_model, load_tokenizer, max_positions
-from whet.objectives.base import IGNORED
+from whet.objectives.base import IGNORED, Objective
+from whet.objectives.own_loss import OwnLoss
 from whet.objectives.preferences import Preference, preferences
 from whet.store import compare, restore
 from whet.tasks.lm.arguments import LmArguments
@@ -89,18 +92,18 @@ def collate_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": table("labels", IGNORED), "attention_mask": mask.long()}
 
 
-def add_reference(trainer: Trainer, pairs: PairRows) -> None:
+def add_reference(engine: Engine, pairs: PairRows) -> None:
     """Compute the log-probabilities by the model as it is before training, without its new adapter.
 
     One pass over the pairs replaces a reference model in every step; ranks share it. It computes in the precision of
     the training, so that the rewards of the first step are 0.
     """
     started_s = time.perf_counter()
-    wrapped = adapters.names_of(trainer.model) and hasattr(trainer.model, "disable_adapter")
-    model: Any = trainer.model
+    wrapped = adapters.names_of(engine.model) and hasattr(engine.model, "disable_adapter")
+    model: Any = engine.model
     with model.disable_adapter() if wrapped else nullcontext():
-        found = [output["log_probs"].cpu().numpy() for _, output in trainer.forward_batches(pairs)]
-    pairs.reference = np.concatenate(trainer.sync.in_order(found, lambda one: isinstance(one, np.ndarray)))
+        found = [output["log_probs"].cpu().numpy() for _, output in engine.forward_batches(pairs)]
+    pairs.reference = np.concatenate(engine.sync.in_order(found, lambda one: isinstance(one, np.ndarray)))
     seconds = time.perf_counter() - started_s
     logger.info("reference log-probabilities of %d pairs: %.1f s", len(pairs), seconds)
 
@@ -114,7 +117,7 @@ _USUAL_LENGTH = 1024
 
 
 def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
-    """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
+    """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     restore.check_early(args)
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
@@ -131,26 +134,36 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
     model = prepared(model, job, args, CAUSAL_LM, tokenizer)
     made = collate_pairs if by_preference else collate
-    trainer = trainer_of(model, args, parts, tokenizer, None, data_collator=made)
-    add_teacher(trainer, job, CAUSAL_LM)
-    if by_preference:
-        _learn_preferences(trainer, job, [part.rows for part in parts.values()])
+    data = [part.rows for part in parts.values()]
+
+    def objective(ready: Ready) -> Objective:
+        own = taught(ready, job, CAUSAL_LM)
+        if not by_preference:
+            if isinstance(own, OwnLoss):
+                own.counts_hits = True
+            return own
+        return preferences(own, Preference(beta=job.beta, label_smoothing=job.label_smoothing))
+
+    engine = engine_of(
+        model,
+        args,
+        parts,
+        tokenizer,
+        data_collator=made,
+        objective=objective,
+        before_steps=partial(_add_references, data) if by_preference else None,
+    )
     reading: dict[str, Any] = {"task": "lm", "max_length": length}
     card = model_card(job, "text-generation")
-    return Job(trainer, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
+    return Job(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 
-def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[PairRows]) -> None:
-    """Give the trainer the DPO loss; before its first step, each pair gets the log-probabilities of the model."""
-    preference = Preference(beta=job.beta, label_smoothing=job.label_smoothing)
-    trainer.objective = objective = preferences(trainer.objective, preference)
-
-    def add_references() -> None:
-        for rows in data:
-            add_reference(trainer, rows)
-        objective.preference = replace(preference, reference=weights_of_reference(trainer.model))
-
-    trainer.before_steps = add_references
+def _add_references(data: Sequence[PairRows], engine: Engine) -> None:
+    """Give each pair the log-probabilities of the model as it is before the first step."""
+    for rows in data:
+        add_reference(engine, rows)
+    objective: Any = engine.objective
+    objective.preference = replace(objective.preference, reference=weights_of_reference(engine.model))
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.data.store import RowStore
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.objectives import router_loss
-from whet.objectives.own_loss import OwnLoss
 
 
 @dataclass(frozen=True)
@@ -19,19 +18,16 @@ class LmJudge:
     rows: Any
     """A RowStore, or pairs of completions."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Leave the trainer's next evaluations to the loss and the targets it finds: nobody reads all logits."""
-        trainer.compute_metrics = None
-        if isinstance(trainer.objective, OwnLoss):
-            trainer.objective.counts_hits = isinstance(self.rows, RowStore)
+    def while_training(self) -> dict[str, Any]:
+        """Leave evaluations in a training to the loss and the targets it finds: nobody reads all logits."""
+        return {}
 
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model on the split."""
-        self.follow(trainer)
-        found = dict(trainer.evaluate(self.rows, metric_key_prefix=prefix))
+    def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
+        """Return the metrics of the engine's model on the split."""
+        found = dict(engine.evaluate(self.rows, prefix))
         if not isinstance(self.rows, RowStore):
             return found
-        routers = router_loss.share_of(trainer.model, found.get(f"{prefix}_aux_loss", 0.0))
+        routers = router_loss.share_of(engine.model, found.get(f"{prefix}_aux_loss", 0.0))
         return found | {f"{prefix}_perplexity": perplexity(found[f"{prefix}_loss"] - routers)}
 
 

