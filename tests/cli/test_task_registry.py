@@ -78,7 +78,7 @@ def _said(folder: Path, *words: str) -> str:
 @pytest.mark.true_start  # with a path of its own
 def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
     assert "rhyme          learn to rhyme" in _said(folder_with_a_task, "--help")
-    assert "--meter" in _said(folder_with_a_task, "rhyme", "--help")
+    assert "--meter" in _said(folder_with_a_task, "rhyme", "--help", "all")
     assert "next tokens" in _said(folder_with_a_task, "predict", "--help")
     assert "did you mean whet rhyme?" in _said(folder_with_a_task, "rhime")
     plan = _said(
