@@ -1,6 +1,7 @@
 """The engine of whet's commands as tests of it call it; `whet.Trainer` is transformers' loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
@@ -29,17 +30,20 @@ class Trainer(Engine):
         evaluation: Callable[[Engine], dict[str, float]] | None = None,
         padded_length: int | None = None,
     ) -> None:
+        prepared: list[Ready] = []
+
+        def own(ready: Ready) -> Any:
+            prepared.append(ready)
+            return ready.objective
+
         spec = RunSpec(
             model=model, args=args or TrainingArguments(), train_dataset=train_dataset, eval_dataset=eval_dataset,
             processing_class=processing_class, data_collator=data_collator, padded_length=padded_length,
             compute_metrics=compute_metrics, preprocess_logits=preprocess_logits_for_metrics, evaluation=evaluation,
-            callbacks=callbacks or (), optimizers=optimizers, objective=self._own,
+            callbacks=callbacks or (), optimizers=optimizers, objective=own,
         )  # fmt: skip
         super().__init__(spec)
-
-    def _own(self, ready: Ready) -> Any:
-        self.collate = ready.collate
-        return ready.objective
+        self.collate = prepared[0].collate
 
     @property
     def optimizer(self) -> Any:
@@ -60,3 +64,7 @@ class Trainer(Engine):
     @property
     def processing_class(self) -> Any:
         return self.spec.processing_class
+
+    @processing_class.setter
+    def processing_class(self, value: Any) -> None:
+        self.spec = replace(self.spec, processing_class=value)

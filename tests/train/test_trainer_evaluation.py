@@ -70,7 +70,7 @@ def test_evaluation_drops_nothing_out_and_changes_nothing(tmp_path: Path) -> Non
 
 
 def test_evaluation_without_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)no data set to evaluate on.*fix: pass eval_dataset"):
+    with pytest.raises(ConfigError, match=r"(?s)no data set to evaluate on.*fix: add --validation_file"):
         toy_trainer(tmp_path, eval_dataset=None).evaluate()
 
 
