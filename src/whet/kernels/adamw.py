@@ -133,7 +133,7 @@ class AdamWTensors(Updated):
 
     def _fits(self) -> bool:
         wide = [*self.first, *self.second, *(m for m in self.masters if m is not None)]
-        return native(wide) and all(t.dtype == torch.float32 for t in wide)
+        return native(wide) and {t.dtype for t in wide} <= {torch.float32}
 
     def _moments(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
@@ -164,28 +164,30 @@ class AdamW8bitTensors(Updated):
 
 def native(tensors: Sequence[Tensor]) -> bool:
     """Return whether the native operators can work on all of these, each fp32 or bf16."""
-    fits = all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
-    return fits and library() is not None
+    for tensor in tensors:  # a generator would take several times as long
+        if tensor.device.type != "cpu" or tensor.dtype not in DTYPES or not tensor.is_contiguous():
+            return False
+    return library() is not None
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> Any:
     """Return a C array of the addresses of the tensors' data; null for None."""
-    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+    return (ctypes.c_void_p * len(tensors))(*[None if t is None else t.data_ptr() for t in tensors])
 
 
 def sizes_of(tensors: Sequence[Tensor]) -> Any:
     """Return a C array of the tensors' numbers of elements."""
-    return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
+    return (ctypes.c_int64 * len(tensors))(*[t.numel() for t in tensors])
 
 
 def dtypes_of(tensors: Sequence[Tensor]) -> Any:
     """Return a C array of the tensors' dtypes, in the numbers of native/operator.h."""
-    return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
+    return (ctypes.c_int32 * len(tensors))(*[DTYPES[t.dtype] for t in tensors])
 
 
 def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
     """Return C arrays of the addresses of the rows in use, null for all rows, and of the rows' widths."""
-    widths = (ctypes.c_int64 * len(rows))(*(0 if one is None else one.width for one in rows))
+    widths = (ctypes.c_int64 * len(rows))(*[0 if one is None else one.width for one in rows])
     return {"rows_in_use": addresses([None if one is None else one.bytes for one in rows]), "widths": widths}
 
 

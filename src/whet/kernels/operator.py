@@ -30,9 +30,14 @@ def native_for(*tensors: Tensor | None) -> Library | None:
     """
     if is_followed():
         return None
-    given = [tensor for tensor in tensors if tensor is not None]
-    fits = all(tensor.device.type == "cpu" and tensor.dtype == given[0].dtype for tensor in given)
-    return library() if fits and given[0].dtype in DTYPES else None
+    dtype = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        dtype = dtype or tensor.dtype
+        if tensor.device.type != "cpu" or tensor.dtype != dtype:
+            return None
+    return library() if dtype in DTYPES else None
 
 
 def is_followed() -> bool:
