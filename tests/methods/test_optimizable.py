@@ -75,7 +75,9 @@ def test_a_list_of_models_is_refused_in_both_directions() -> None:
 
 def test_what_padding_gets_is_said_where_a_head_may_read_it() -> None:
     said = {padding: str(whet.changes(whet.optimize(Tagger(), padding=padding))) for padding in ("auto", "none", "all")}
-    assert said["auto"].startswith('no padding (its hidden states are approximate: padding="all" computes them), ')
+    assert said["auto"].startswith(
+        'no padding (hidden states of padding tokens are approximate: padding="all" computes them), '
+    )
     assert said["none"].startswith("no padding, ")
     assert said["all"].startswith('padding tokens computed (padding="all"), ')
     config = tiny_config("bert")

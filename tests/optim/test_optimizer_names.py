@@ -161,7 +161,7 @@ def test_settings_without_effect_on_the_optimizer_are_refused(optim: str) -> Non
 def test_settings_of_the_optimizer_change_its_steps(optim: str) -> None:
     def after(**changes: Any) -> torch.Tensor:
         model = Layers()
-        take_steps(model, registry.build(model, arguments(optim, **changes)), range(3))
+        take_steps(model, registry.build(model, arguments(optim, **changes)), range(7))
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     usual = after()

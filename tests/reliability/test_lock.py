@@ -43,6 +43,7 @@ except WhetError as error:
 """
 
 
+@pytest.mark.true_start  # without torch: many interpreters at one moment
 def test_of_simultaneous_starts_exactly_one_wins(tmp_path: Path) -> None:
     """All of them at the same moment; each loser names the winner's process and host and writes nothing."""
     out = tmp_path / "out"

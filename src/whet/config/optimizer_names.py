@@ -75,18 +75,28 @@ DEFAULT = "auto"
 @cache
 def rows() -> Mapping[str, Row]:
     """Return the row of each optimizer that whet builds, by name: `auto` first, then by the alphabet."""
-    found = [row for path in _FOLDER.glob("*.py") for row in _rows_in(path.read_text("utf-8"))]
+    found = [row for path in _FOLDER.glob("*.py") for row in _rows_in(path)]
     return {row.name: row for row in sorted(found, key=lambda row: (row.name != DEFAULT, row.name))}
 
 
-def _rows_in(source: str) -> list[Row]:
-    """Return the rows at the end of a source file; what they hold besides constants is code of the optimizer."""
-    _, _, text = source.partition("\nOPTIMIZERS = ")
-    calls: Any = ast.parse(text.strip() or "()", mode="eval").body
-    return [
-        Row(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg in _CONSTANTS})
-        for call in calls.elts
-    ]
+def _rows_in(path: Path) -> list[Row]:
+    """Return the rows in a source file: `OPTIMIZERS = (Entry(...), ...)`; what is no constant is the optimizer's code.
+
+    Raises ValueError, with the file, for rows of another form.
+    """
+    _, name, rest = path.read_text("utf-8").partition("\nOPTIMIZERS")
+    if not name:
+        return []
+    try:
+        calls: Any = ast.parse(f"OPTIMIZERS{rest}").body[0].value  # pyright: ignore[reportAttributeAccessIssue]
+        return [
+            Row(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg in _CONSTANTS})
+            for call in calls.elts
+        ]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{path}: OPTIMIZERS is a tuple of Entry(...), whose texts and numbers are literals"
+        ) from error
 
 
 @cache

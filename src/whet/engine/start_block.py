@@ -42,7 +42,10 @@ def of_training(
     micro_rows = counters.train_batch_size or args.per_device_train_batch_size
     rows = {
         "data": [*_rows(prepared, prepared.train_dataset, micro_rows), *_evaluated(prepared)],
-        "batch": [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, counters.max_steps)],
+        "batch": [
+            _batch(args.train_rows_per_step, micro_rows, args.world_size, args.max_tokens_per_batch),
+            *_length(args, counters.max_steps),
+        ],
         "recipe": recipes.described(args),
         "deepspeed": deepspeed.described(args),
         "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
@@ -126,9 +129,10 @@ def padding_frac(lengths: np.ndarray, rows_per_batch: int, padded_length: int | 
     return 1.0 - float(taken.sum()) / float((padded * sizes).sum())
 
 
-def _batch(rows_per_step: int, micro_rows: int, n_ranks: int) -> str:
+def _batch(rows_per_step: int, micro_rows: int, n_ranks: int, most_tokens: int | None) -> str:
     n_batches = -(-rows_per_step // (micro_rows * n_ranks))
     each = f"{n_batches} micro-batches of {micro_rows:,}" if n_batches > 1 else "1 micro-batch"
+    each = each if most_tokens is None else f"micro-batches of at most {console.plural(most_tokens, 'token')}"
     ranks = f" on each of {n_ranks} ranks" if n_ranks > 1 else ""
     return f"{console.plural(rows_per_step, 'row')} a step in {each}{ranks}"
 

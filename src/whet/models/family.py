@@ -168,7 +168,7 @@ _REGISTERED: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Add a family to those that `owner_of` knows."""
+    """Add a family to those that `owner_of` knows; only files in the path of `models.families` are read."""
     for model_type in family.model_types:
         assert model_type not in _REGISTERED, f"two families have the model_type {model_type}"
         _REGISTERED[model_type] = family

@@ -20,7 +20,7 @@ from whet.own_loop import curated, locate
 
 _PADDING: dict[PaddingInLoss, str] = {
     "none": "no padding",
-    "sampled": 'no padding (its hidden states are approximate: padding="all" computes them)',
+    "sampled": 'no padding (hidden states of padding tokens are approximate: padding="all" computes them)',
     "all": 'padding tokens computed (padding="all")',
 }
 

@@ -143,8 +143,8 @@ class Meter:
 
     @property
     def padding_avoided_frac(self) -> float:
-        """Fraction of the padded tokens that was not computed."""
-        return 1.0 - self.n_computed / self.n_padded if self.n_padded else 0.0
+        """Fraction of the padded tokens that was not computed; 0 if more were, as a batch is filled up."""
+        return max(1.0 - self.n_computed / self.n_padded, 0.0) if self.n_padded else 0.0
 
     @property
     def mean_loss(self) -> float:

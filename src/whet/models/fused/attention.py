@@ -24,7 +24,7 @@ def attention(
     """Return the attention output (1, N, D) of x (1, N, D) through the projections of query, key and value.
 
     `module` is one of the family's attention modules, `p` the dropout of its attention weights, `bias` what
-    `kernels.attention.packed.attend` takes. In the last block the result may be that of chosen tokens, (1, M, D).
+    `kernels.packed_attention.attend` takes. In the last block the result may be that of chosen tokens, (1, M, D).
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
     spec = spec_of(module, x.shape[1], scale, p)
