@@ -439,8 +439,7 @@ PLANTED = (
             "[mistral-offset positions]",
             "leak/test_decoder_leaks.py::test_a_changed_row_moves_no_other_that_a_caller_lays_next_to_it"
             "[llama-positions-bf16]",
-            "train/test_trainer_like_transformers.py::test_sequences_end_to_end_train_as_in_transformers"
-            "[positions-own loss]",
+            "train/test_trainer_like_transformers.py::test_sequences_end_to_end_train_as_in_transformers[positions]",
         ),
     ),
     Planted(
