@@ -63,13 +63,13 @@ def by_whet(
     folder: Path, rows: list[dict[str, str]], place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[dict[str, float]]:
     """Return the log of `whet lm`; the model that it begins with is kept in the folder `begun`."""
-    inner = job.trainer_of
+    inner = job.engine_of
 
     def kept(model: Any, *given: Any, **named: Any) -> Any:
         model.save_pretrained(place / "begun")
         return inner(model, *given, **named)
 
-    monkeypatch.setattr(job, "trainer_of", kept)
+    monkeypatch.setattr(job, "engine_of", kept)
     file = write_lines(place / "rows.jsonl", rows)
     given = {"train_file": file, "validation_file": file, "per_device_eval_batch_size": len(rows)} | USUAL | options
     asked = words("lm", folder, place / "whet", "--do_train", "--do_eval", **given)
