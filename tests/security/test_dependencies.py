@@ -16,7 +16,7 @@ _DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "pe
            "filelock", "xxhash", "accelerate"}  # fmt: skip
 _COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub"}
 """Imported by name, and needed by those of the design anyhow: torch, jsonargparse, datasets, transformers."""
-_OPTIONAL = {"bitsandbytes", "torchao", "matplotlib", "tensorboard", "wandb", "mlflow", "optuna",
+_OPTIONAL = {"argcomplete", "bitsandbytes", "torchao", "matplotlib", "tensorboard", "wandb", "mlflow", "optuna",
              "trackio", "seqeval"}  # fmt: skip
 _FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
 
