@@ -272,7 +272,7 @@ def _base_path() -> list[str]:
 def serve(line: socket.socket) -> Job | None:
     """Fork a child for each job. Return None at the end in the server, and in a child its job."""
     base = _base_path()
-    del sys.path[0]  # what lies next to this file is not to be found by others
+    del sys.path[0]  # other programs must not find what lies next to this file
     n_of_blas = _import_everything()
     if lost := _threads()[n_of_blas:]:
         raise AssertionError(f"the imports started threads, {lost}: a child would wait for those that it lacks")
@@ -376,7 +376,7 @@ def _end(job: Job) -> NoReturn:
     except ValueError:  # the program has closed one of them
         pass
     except OSError:
-        sys.exit(code)  # the interpreter tells of it
+        sys.exit(code)  # the interpreter reports it
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

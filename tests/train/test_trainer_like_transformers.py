@@ -1,4 +1,4 @@
-"""The engine beside transformers' Trainer: the same curves from the same rows, and what callbacks and files get."""
+"""The engine compared with transformers' Trainer: equal curves from the same rows, and what callbacks and files get."""
 
 from __future__ import annotations
 

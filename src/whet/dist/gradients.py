@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from whet.dist.group import Group
 
-COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 _POWERSGD_RANK, _POWERSGD_START = 4, 10
 _DEFAULT_BUCKET_MB = 4
 """The last bucket is sent after the backward pass: at 1 Gbit/s 25 MiB take 0.2 s, and 4 MiB take 0.03 s."""

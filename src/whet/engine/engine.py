@@ -109,7 +109,12 @@ class Engine:
     @property
     def prepared(self) -> Prepared:
         """What is trained and evaluated."""
-        return Prepared(**self._facts())
+        spec = self.spec
+        return Prepared(
+            args=self.args, model=self.model, objective=self.objective, sync=self.sync,
+            train_dataset=spec.train_dataset, eval_dataset=spec.eval_dataset,
+            processing_class=spec.processing_class, padded_length=spec.padded_length,
+        )  # fmt: skip
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
@@ -137,7 +142,7 @@ class Engine:
 
     def new_loop(self) -> TrainingLoop:
         """Return a training of this model that has not begun; its counters are those of the engine from now on."""
-        run = Run(**self._facts(), plan=make_plan(self.args, self.spec.train_dataset))
+        run = Run(**vars(self.prepared), plan=make_plan(self.args, self.spec.train_dataset))
         self._shows_start = False
         before_steps = self.spec.before_steps
         outside = Outside(
@@ -151,15 +156,33 @@ class Engine:
         self.state, self._has_trained = loop.counters, True
         return loop
 
-    def evaluate(self, rows: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Return the metrics of the model on the rows (default: `eval_dataset`), each under `prefix_name`."""
-        return self._judged(self.spec.eval_dataset if rows is None else rows, metric_key_prefix, self.spec.evaluation)
-
-    def evaluate_by(
-        self, evaluation: Callable[[Engine], dict[str, float]], rows: Any, metric_key_prefix: str
+    def evaluate(
+        self,
+        rows: Any = None,
+        metric_key_prefix: str = "eval",
+        evaluation: Callable[[Engine], dict[str, float]] | None = None,
     ) -> dict[str, float]:
-        """Return the metrics of another evaluation than that of the RunSpec; `rows` are those that it reads."""
-        return self._judged(rows, metric_key_prefix, evaluation)
+        """Return the metrics of the model on the rows (default: `eval_dataset`), each under `prefix_name`.
+
+        `evaluation` takes the place of the RunSpec's.
+        """
+        rows = self.spec.eval_dataset if rows is None else rows
+        if rows is None:
+            raise _no_evaluation_set("it was asked for")
+        evaluation = evaluation or self.spec.evaluation
+        started_s = time.perf_counter()
+        with self._evaluating():
+            if evaluation is not None:
+                metrics, n_rows = evaluation(self), len(rows)
+            else:
+                metrics_of = self.spec.compute_metrics
+                keeps = metrics_of is not None and not self.args.prediction_loss_only
+                output = self._evaluate(rows, metrics_of, keeps=keeps)
+                metrics, n_rows = output.metrics or {}, output.num_samples or 0
+            named = self._named(metrics, metric_key_prefix, n_rows, started_s)
+            self.log(named)
+            self.events.send("on_evaluate", self.state, metrics=named)
+        return named
 
     def predict(
         self,
@@ -239,13 +262,6 @@ class Engine:
         if self.args.should_save:
             model_card.write(self.prepared, self.precision.name, self.state, facts)
 
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "args": self.args, "model": self.model, "objective": self.objective, "sync": self.sync,
-            "train_dataset": self.spec.train_dataset, "eval_dataset": self.spec.eval_dataset,
-            "processing_class": self.spec.processing_class, "padded_length": self.spec.padded_length,
-        }  # fmt: skip
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Run the block with the weights that are evaluated: in a training they may be shared, or averaged."""
@@ -256,25 +272,6 @@ class Engine:
                 return
             with self._loop.evaluated_weights():
                 yield
-
-    def _judged(
-        self, rows: Any, prefix: str, evaluation: Callable[[Engine], dict[str, float]] | None
-    ) -> dict[str, float]:
-        if rows is None:
-            raise _no_evaluation_set("it was asked for")
-        started_s = time.perf_counter()
-        with self._evaluating():
-            if evaluation is not None:
-                metrics, n_rows = evaluation(self), len(rows)
-            else:
-                metrics_of = self.spec.compute_metrics
-                keeps = metrics_of is not None and not self.args.prediction_loss_only
-                output = self._evaluate(rows, metrics_of, keeps=keeps)
-                metrics, n_rows = output.metrics or {}, output.num_samples or 0
-            named = self._named(metrics, prefix, n_rows, started_s)
-            self.log(named)
-            self.events.send("on_evaluate", self.state, metrics=named)
-        return named
 
     def _evaluate(
         self, rows: Any, compute_metrics: Callable[..., Mapping[str, Any]] | None, *, keeps: bool

@@ -78,7 +78,6 @@ def json_lines(places: Sequence[str], entries: Iterator[dict[str, Any]]) -> str:
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
-WIDTH = 80
 _MOST_COLUMNS = 8
 """Classes of a matrix that fits the width; with more, the most confused pairs are listed."""
 _MOST_PAIRS = 10

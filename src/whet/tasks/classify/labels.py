@@ -27,11 +27,6 @@ class Scheme:
     kind: ProblemType
     names: tuple[str, ...] = ()
 
-    @property
-    def n_logits(self) -> int:
-        """How many numbers the model gives for each text."""
-        return 1 if self.kind == "regression" else len(self.names)
-
     def encode(self, examples: Examples) -> np.ndarray:
         """Return the labels as numbers: (rows,) int64 classes, (rows, classes) float32, or (rows,) float32 values.
 

@@ -67,7 +67,7 @@ class Judge:
 
     def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
         """Return the metrics of the engine's model, and write its answers."""
-        return engine.evaluate_by(self, self.split.rows, prefix)
+        return engine.evaluate(self.split.rows, prefix, self)
 
     def __call__(self, engine: Engine) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set without answers."""
