@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?=
 ARGS   ?=
+# The Python that has a torch for the GPU, transformers and pytest, for what runs on a GPU: nothing is installed for it.
+GPU_PYTHON ?= python3
 # Folder with train.json and dev.json of XQuAD, for the benchmarks.
 DATA   ?=
 # Folder with the sources of llm.c, for the benchmark of language models.
@@ -52,7 +54,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist clean lint types layers
-.PHONY: wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +117,12 @@ bench-encoders: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of encoders beside
 bench-lm: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of language models beside its peers: 20 minutes; LLM_C=FOLDER adds llm.c
 	@$(BIN)/python benchmarks/lm/steps.py --peers $(PEERS)/bin/python $(ARGS)
 	@test -z "$(LLM_C)" || $(BIN)/python benchmarks/lm/steps.py --models gpt2 --llm_c "$(LLM_C)" $(ARGS)
+
+test-gpu: ## Run the tests that need a GPU, by a Python that has torch for it: GPU_PYTHON=python3, 8 minutes
+	@PYTHONPATH=src:tests HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m pytest tests/gpu -m gpu -n 4 -p no:cacheprovider -o filterwarnings= $(ARGS)
+
+bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the same Python: 8 minutes
+	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu/steps.py $(ARGS)
 
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)

@@ -34,7 +34,7 @@ _OWN = {
     "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
     "resume_allow_changes", "save_interval_s", "save_async", "save_error_policy", "padding_in_loss", "log_format",
     "recipe", "min_steps", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
-    "last_block_tokens", "ddp_comm_hook", "zero_stage", "offload",
+    "last_block_tokens", "cuda_graphs", "ddp_comm_hook", "zero_stage", "offload",
 }  # fmt: skip
 """Fields that transformers does not have."""
 

@@ -159,7 +159,7 @@ def test_padded_rows_have_the_masks_of_the_cpu(p):
     on_cpu = spec_of(p=p, device=torch.device("cpu"))
     exact = outputs_and_gradients(lambda *x: attend_reference(*x, on_cpu), [t.cpu().double() for t in tensors])
     for one, other in zip(found, exact, strict=True):
-        assert relative(one.cpu(), other) < 2e-6  # as the native operators: sums of hundreds of terms in float32
+        assert relative(one.cpu(), other) < 1e-4  # a GPU's kernels make products of float32 from several of TF32
 
 
 def test_autocast_sends_float32_to_the_flash_kernels(package):

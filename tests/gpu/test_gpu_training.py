@@ -52,7 +52,8 @@ def test_without_dropout_every_kernel_gives_one_curve(tmp_path: Path, name: str)
 def test_flash_masks_survive_recomputation(tmp_path: Path, policy: str) -> None:
     need_flash()
     again = curve(tmp_path, gradient_checkpointing=True, checkpointing_policy=policy)
-    assert again == pytest.approx(curve(tmp_path), rel=TOLERANCE)
+    # what is recomputed runs launch by launch, and draws each layer's mask on its own
+    assert again == pytest.approx(curve(tmp_path, cuda_graphs=False), rel=TOLERANCE)
 
 
 def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tiny import tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.padding import Padding
-from whet.kernels import gpu_attention
+from whet.kernels import dropout, gpu_attention
 from whet.kernels.attention_spec import AttentionSpec, attend_reference
 from whet.kernels.batch_position import Drop
 from whet.models.packed import prepare
@@ -29,7 +29,7 @@ LENGTHS = [40, 7, 53]
 def generator(monkeypatch):
     """A generator in the place of the GPU's, whose three methods are the same."""
     found = torch.Generator().manual_seed(1)
-    monkeypatch.setattr(gpu_attention, "generator_of", lambda device: found)
+    monkeypatch.setattr(dropout, "generator_of", lambda device: found)
     return found
 
 
@@ -87,6 +87,11 @@ def test_padding_tokens_are_no_keys(generator):
     assert keys.flatten().tolist() == [*range(30), *range(40, 47), *range(47, 97)]
     assert torch.equal(values, -keys)
     assert key_starts.tolist() == [0, 30, 37, 87]
+    more_keys, more_values, same = gpu_attention._keys_alone_of_any_number(x, -x, starts, counts)
+    assert torch.equal(same, key_starts)
+    assert len(more_keys) == len(more_values) == len(x)
+    assert torch.equal(more_keys[:87], keys)
+    assert torch.equal(more_values[:87], values)
 
 
 @pytest.mark.parametrize("amount", ["none", "sampled"])
@@ -112,18 +117,18 @@ def test_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dro
 def test_call_has_one_mask_and_restores_the_generator(generator):
     drop = spec_of(0.1).drop
     before = generator.get_state()
-    with gpu_attention._drawing_from(drop, torch.device("meta")):
+    with dropout.drawing_from(drop, torch.device("meta")):
         first = torch.rand(4, generator=generator)
     assert torch.equal(generator.get_state(), before)
     torch.rand(9, generator=generator)  # what others draw in between
-    with gpu_attention._drawing_from(drop, torch.device("meta")):
+    with dropout.drawing_from(drop, torch.device("meta")):
         assert torch.equal(torch.rand(4, generator=generator), first)
     seeds = [
-        gpu_attention.call_seed(drop),
-        gpu_attention.call_seed(replace(drop, site=6)),
-        gpu_attention.call_seed(replace(drop, position=replace(drop.position, step=6))),
-        gpu_attention.call_seed(replace(drop, position=replace(drop.position, seed=4))),
-        gpu_attention.call_seed(replace(drop, position=position_of(LENGTHS, first_slot=8))),
+        dropout.call_seed(drop),
+        dropout.call_seed(replace(drop, site=6)),
+        dropout.call_seed(replace(drop, position=replace(drop.position, step=6))),
+        dropout.call_seed(replace(drop, position=replace(drop.position, seed=4))),
+        dropout.call_seed(replace(drop, position=position_of(LENGTHS, first_slot=8))),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -133,7 +138,7 @@ def test_kernel_error_restores_the_generator(generator):
     before = generator.get_state()
     with (
         pytest.raises(RuntimeError, match="kernel"),
-        gpu_attention._drawing_from(spec_of(0.1).drop, torch.device("meta")),
+        dropout.drawing_from(spec_of(0.1).drop, torch.device("meta")),
     ):
         raise RuntimeError("kernel")
     assert torch.equal(generator.get_state(), before)

@@ -162,8 +162,9 @@ _NEEDS_RANKS = {"ddp_backend", "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_m
                 "deepspeed"}  # fmt: skip
 """Fields that count with several ranks: tests/ranks."""
 _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",
-                "log_format", "include_for_metrics", "eval_do_concat_batches"}  # fmt: skip
-"""Fields with a test of their own: below, the last two in tests/train/test_trainer_metrics_inputs.py."""
+                "log_format", "include_for_metrics", "eval_do_concat_batches", "cuda_graphs"}  # fmt: skip
+"""Fields with a test of their own: below, those of metrics in tests/train/test_trainer_metrics_inputs.py, graphs in
+tests/models/test_captured.py."""
 
 
 def test_every_field_is_shown_to_count() -> None:

@@ -141,6 +141,9 @@ class TrainingFields:
     torch_compile_mode: str | None = None
     """How much inductor optimizes: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs. Turns
     torch_compile on. null: default."""
+    cuda_graphs: bool = True
+    """On a GPU, record the launches of training passes and repeat them as one, for batches of one size each. What is
+    compiled, recomputed or offloaded, and what trains on several GPUs, runs launch by launch. false: all does."""
     attn_implementation: Literal["whet", "eager", "sdpa", "flash_attention_2"] | None = None
     """Which code computes attention. whet: packed rows without padding, with dropout masks that do not depend on how a
     step is split. flash_attention_2: flash kernels of a GPU, without padding if whet knows the model's family. eager,

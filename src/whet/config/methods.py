@@ -45,6 +45,8 @@ class MethodSettings:
     precision: str = "fp32"
     """The number format of matrix products; auto: not chosen yet."""
     compile: CompileSettings | None = None
+    cuda_graphs: bool = False
+    """Whether training passes on a GPU are launched as one."""
     checkpointing: Literal["blocks", "selective"] | None = None
     """What is recomputed in backward; None: what transformers' own switch in the model says."""
     weights_come_and_go: bool = False
@@ -68,6 +70,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         last_block=args.last_block_tokens,
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
+        cuda_graphs=args.cuda_graphs,
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
         freeze_layers=args.freeze_layers,
         offload=args.activation_offload,

@@ -110,9 +110,15 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> list[PackedMo
     if (why := why_padded(model, args)) is not None:
         log_padded(model, why, args)
         return []
-    optimize(model, padding=args.padding_in_loss if exact else "sampled", last_block_tokens=args.last_block_tokens)
+    padding = args.padding_in_loss if exact else "sampled"
+    optimize(model, padding=padding, last_block_tokens=args.last_block_tokens, cuda_graphs=_by_graphs(args))
     packed = packed_model(model)
     return [] if packed is None else [packed]
+
+
+def _by_graphs(args: TrainingArguments) -> bool:
+    """Return whether passes may be launched as one: what else is asked for may not be applied yet."""
+    return args.cuda_graphs and not (args.gradient_checkpointing or args.torch_compile or args.activation_offload)
 
 
 def _held_without_padding(model: nn.Module, args: TrainingArguments, amount: Any) -> list[PackedModel]:
@@ -125,7 +131,7 @@ def _held_without_padding(model: nn.Module, args: TrainingArguments, amount: Any
             log_padded(encoder.model, why, args)
             return []
     if encoders:
-        optimize(model, padding=amount, last_block_tokens=args.last_block_tokens)
+        optimize(model, padding=amount, last_block_tokens=args.last_block_tokens, cuda_graphs=_by_graphs(args))
         nested.mark_by_trainer(model)
     return nested.changed_in(model)
 

@@ -81,6 +81,10 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         default="read",
         metadata={"help": "Tokens that the last block computes: those that the head reads (read), or all."},
     )
+    cuda_graphs: bool = field(
+        default=True,
+        metadata={"help": "On one GPU, launch the forward and the backward pass of the encoder as one each."},
+    )
     max_nonfinite_steps: int = field(
         default=3,
         metadata={
@@ -208,7 +212,7 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in given.items():
-        if name in _NEWER and _NEWER[name] not in given:
+        if _NEWER.get(name) in own and _NEWER[name] not in given:
             kept[_NEWER[name]] = value  # without the warning that transformers would show
         elif name in own:
             kept[name] = value
@@ -296,7 +300,7 @@ _NEWER: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-"""Names that the guides use -> what transformers calls them now; both can be read."""
+"""Names that the guides use -> what transformers calls them since 5.18; both can be read."""
 
 _TRANSLATIONS: Mapping[str, Any] = {
     "no_cuda": _renamed("use_cpu"),

@@ -99,7 +99,7 @@ class Trainer(transformers.Trainer):
 
     def _change_model(self) -> None:
         self._encoders = None
-        if not self.is_distributed_loading_by_transformers:
+        if not getattr(self, "is_distributed_loading_by_transformers", False):  # since 5.19
             _change(self.model, self.args)
 
     # ---- Training ----
@@ -486,7 +486,8 @@ def _change(model: nn.Module, args: Any) -> None:
     elif changes(model) is None:
         padding: Any = getattr(args, "padding_in_loss", "auto")
         tokens: Any = getattr(args, "last_block_tokens", "read")
-        optimize(model, padding=padding, last_block_tokens=tokens)
+        graphs = getattr(args, "cuda_graphs", True) and not args.gradient_checkpointing and not args.torch_compile
+        optimize(model, padding=padding, last_block_tokens=tokens, cuda_graphs=graphs)
 
 
 def _from_registry(args: Any, model: Any) -> torch.optim.Optimizer:

@@ -107,6 +107,38 @@ class KeyedPosition(BatchPosition):
         low, high = self.keys[site].tolist()
         return low, high
 
+    def of_table(self, first: int, n: int) -> BatchPosition:
+        """Return a position for the n rows of a table from `first` on, with the keys of this one."""
+        of_rows = super().of_table(first, n)
+        return replace(self, slots=of_rows.slots, positions=of_rows.positions)
+
+
+@dataclass(frozen=True)
+class StaticPosition(BatchPosition):
+    """A position of a rounded size, whose tensors may be the inputs of a CUDA graph: all of them are on the GPU.
+
+    `source` is the position of the batch that it stands for; None: that of a graph, which changes between replays.
+    Then `keys` (sites, 2) int64 are the key words of the sites in `sites`, which gets each site that the graph uses.
+    `draws` is not empty once a kernel has drawn from the device's generator. `seed` and `step` are not used.
+    """
+
+    source: BatchPosition | None
+    keys: Tensor
+    sites: dict[int, int]
+    draws: set[str]
+
+    def key(self, site: int) -> tuple[int, int]:
+        """Return the site's key words; those of a graph are tensors ()."""
+        if self.source is not None:
+            return self.source.key(site)
+        place = self.sites.setdefault(site, len(self.sites))
+        return self.keys[place, 0], self.keys[place, 1]  # pyright: ignore[reportReturnType]
+
+    def of_table(self, first: int, n: int) -> BatchPosition:
+        """Return a position for the n rows of a table from `first` on, with the keys of this one."""
+        of_rows = super().of_table(first, n)
+        return replace(self, slots=of_rows.slots, positions=of_rows.positions)
+
 
 @dataclass(frozen=True)
 class DrawnPosition(BatchPosition):

@@ -1,17 +1,20 @@
 """Dropout of hidden states, with a mask that is a function of the position: no mask is stored."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
 from whet.kernels import graph
-from whet.kernels.batch_position import Drop, KeyedPosition
+from whet.kernels.batch_position import BatchPosition, Drop, KeyedPosition, StaticPosition
 from whet.kernels.library import library
 from whet.kernels.operator import DTYPES, call, native_for, once_differentiable, require, rounded, rows_of, wide
-from whet.kernels.random import hidden_bits, keep_threshold
+from whet.kernels.random import hidden_bits, keep_threshold, stream_key
 
 GraphMask = tuple[float, int, Tensor | None, Tensor | None, Tensor | None]
 """Probability, site, keys, slots and positions: a dropout as arguments of an operator in a graph."""
@@ -44,6 +47,61 @@ def dropout_forward(x: Tensor, drop: Drop) -> Tensor:
     rows, width = rows_of(x)
     call("dropout", rows=rows, width=width, dtype=DTYPES[x.dtype], mask=mask_of(drop, rows), x=x, y=y)
     return y
+
+
+def device_dropout(x: Tensor, drop: Drop) -> Tensor:
+    """Return x with elements dropped by torch's own kernel for the device, which draws its mask in one pass.
+
+    Its masks are those of `drawing_from`: another split into micro-batches has others.
+    """
+    with drawing_from(drop, x.device):
+        return functional.dropout(x, drop.p)
+
+
+def drawing_from(drop: Drop | None, device: torch.device) -> AbstractContextManager[None]:
+    """Return the context of a kernel that draws a mask from the device's generator.
+
+    The generator is set for this call from (seed, step, site, first row) and restored afterwards: a recomputation or a
+    resumed run gets the same mask. A pass of a rounded size is seeded once, whether a graph replays it or not.
+    """
+    if drop is None:
+        return nullcontext()
+    if isinstance(drop.position, StaticPosition):  # one seed for the pass, as a graph has it
+        source, draws = drop.position.source, drop.position.draws
+        if source is not None and not draws:
+            generator_of(device).manual_seed(pass_seed(source))
+        draws.add("device")
+        return nullcontext()
+    return seeded(generator_of(device), call_seed(drop))
+
+
+def pass_seed(position: BatchPosition) -> int:
+    """Return the generator's seed of a complete pass: one for each (seed, step) and first row of the micro-batch."""
+    low, high = position.key(int(position.row_slots[0]))
+    return low | (high >> 1) << 32
+
+
+def call_seed(drop: Drop) -> int:
+    """Return the generator's seed of this call: one for each (seed, step, site) and first row of the micro-batch."""
+    low, high = drop.key
+    low, high = stream_key(low | high << 32, int(drop.position.row_slots[0]), 0)
+    return low | (high >> 1) << 32
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return the generator that kernels on this device draw from."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+
+
+@contextmanager
+def seeded(generator: torch.Generator, seed: int) -> Iterator[None]:
+    """Run the block with the generator seeded; restore its state afterwards."""
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 class _Dropout(Function):

@@ -6,8 +6,7 @@ padded rows need no number from there. Their dropout masks are the same as on ev
 """
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -19,8 +18,9 @@ from torch.nn import functional
 from whet.errors import ConfigError
 from whet.kernels.attention_spec import AttentionSpec, Bias, products_by_distance, unseen_at
 from whet.kernels.batch_position import Drop, Kernel
+from whet.kernels.dropout import drawing_from
 from whet.kernels.operator import rounded, wide
-from whet.kernels.random import attention_bits_of_rows, keep_threshold, stream_key
+from whet.kernels.random import attention_bits_of_rows, keep_threshold
 from whet.log import logger
 from whet.optional import require
 
@@ -157,20 +157,8 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, packag
     starts = spec.cu_seqlens.to(q.device)
     k, v, key_starts = (k, v, starts) if spec.key_counts is None else _keys_alone(k, v, starts, spec.key_counts)
     rows = _FlashRows(starts, key_starts, int(max_seqlen), 0.0 if drop is None else drop.p)
-    with _drawing_from(drop, q.device):
+    with drawing_from(drop, q.device):
         return (_by_package if package else _by_torch)(q, k, v, rows, spec)
-
-
-def call_seed(drop: Drop) -> int:
-    """Return the generator's seed of this call: one for each (seed, step, site) and first row of the micro-batch."""
-    low, high = drop.key
-    low, high = stream_key(low | high << 32, int(drop.position.row_slots[0]), 0)
-    return low | (high >> 1) << 32
-
-
-def generator_of(device: torch.device) -> torch.Generator:
-    """Return the generator that kernels on this GPU draw from."""
-    return torch.cuda.default_generators[device.index or 0]
 
 
 def _by_torch(q: Tensor, k: Tensor, v: Tensor, rows: _FlashRows, spec: AttentionSpec) -> Tensor:
@@ -203,6 +191,8 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _FlashRows, spec: Attenti
 
 def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys and values without the tokens that are only queries, and the row boundaries."""
+    if counts.device.type != "cpu":
+        return _keys_alone_of_any_number(k, v, starts, counts)
     key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
     skipped = (starts[:-1] - key_starts[:-1].to(starts.device, non_blocking=True)).long()
     on_device, n_keys = counts.to(starts.device, non_blocking=True), int(key_starts[-1])
@@ -210,19 +200,15 @@ def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[T
     return k.index_select(0, places), v.index_select(0, places), key_starts.to(starts.device, non_blocking=True)
 
 
-def _drawing_from(drop: Drop | None, device: torch.device) -> AbstractContextManager[None]:
-    return nullcontext() if drop is None else _seeded(generator_of(device), call_seed(drop))
-
-
-@contextmanager
-def _seeded(generator: torch.Generator, seed: int) -> Iterator[None]:
-    """Run the block with the generator seeded; restore its state afterwards."""
-    before = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(before)
+def _keys_alone_of_any_number(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `_keys_alone` of counts that only the GPU knows: behind the last key stand zeros, which no row has."""
+    key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    number = torch.arange(len(k), device=starts.device, dtype=torch.int32)
+    row = torch.searchsorted(key_starts[1:], number, right=True).clamp_max(len(counts) - 1)
+    places = (number + (starts[:-1] - key_starts[:-1])[row]).clamp_max(len(k) - 1)
+    is_key = (number < key_starts[-1])[:, None, None]  # the kernels leave the gradients of others unwritten
+    keys, values = (torch.where(is_key, one.index_select(0, places), 0) for one in (k, v))
+    return keys, values, key_starts
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def _bits(key: tuple[int, int], c1: Tensor, c2: Tensor, c3: Tensor, width: int) 
     """Return (..., width) words; the leading shape is the broadcast of c1, c2, c3 (each ends in a 1-dim or is 0-d)."""
     n_blocks = -(-width // _BLOCK)
     c0 = torch.arange(n_blocks * LANES, device=c1.device)
+    if isinstance(key[0], Tensor):  # in a graph: inductor would compute an index times a constant in 32 bits on a GPU
+        c0 = c0 + (key[0] - key[0])
     words = _philox(c0, c1, c2, c3, key)
     blocks = [word.unflatten(-1, (n_blocks, LANES)) for word in torch.broadcast_tensors(*words)]
     return torch.stack(blocks, dim=-2).flatten(-3)[..., :width]

@@ -13,6 +13,7 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.operator import native_for
+from whet.models import captured
 from whet.models.bad_batch import explained
 from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel, other_shape
@@ -56,7 +57,8 @@ class PackedNextTokens(PackedHead):
         self._packed.hooks.look(encoder)
         routers = {"output_router_logits": True} if router_loss.is_asked_for(self._packed.module) else {}
         with explained(self.model, batch.inputs), self._packed.placement.at(position):
-            out = encoder(**columns, use_cache=False, return_dict=True, **routers)
+            with captured.standing_in(self._packed):
+                out = encoder(**columns, use_cache=False, return_dict=True, **routers)
             if not position.is_of(*out.last_hidden_state.shape[:2]):
                 raise other_shape(out.last_hidden_state, len(position.slots))
             found = read(out.last_hidden_state[0].index_select(0, places), places, targets)

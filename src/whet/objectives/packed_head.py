@@ -16,7 +16,7 @@ from whet.data import sequences
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
-from whet.models import attention, last_block
+from whet.models import attention, captured, last_block
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, position_of
 from whet.objectives import heads, unpadding
@@ -134,7 +134,7 @@ class PackedHead(OwnLoss):
         self._packed.hooks.look(encoder)
         position = last_block.narrowed(self._packed, position, places)
         with self._packed.placement.at(position):
-            out = type(encoder).forward(encoder, **columns, **flags | {"return_dict": True})
+            out = captured.encode(self._packed, **columns, **flags | {"return_dict": True})
         states = last_block.read_states(out.last_hidden_state, places, position)
         first = self._reads == "first tokens"
         out.last_hidden_state = states[:, None] if first else states[None]

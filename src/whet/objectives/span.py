@@ -19,6 +19,7 @@ from whet.data.padding import NO_PADDING, Padding
 from whet.data.store import RowStore
 from whet.errors import DataError
 from whet.kernels.cross_entropy import row_cross_entropy, to_rows
+from whet.models import captured
 from whet.models.packed import PackedModel, other_shape
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, real_places, run_seeded, widened
@@ -132,7 +133,8 @@ class PackedSpans(SpanObjective):
         )
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
-        output: Any = self.model(batch, seed=seed, step=step)
+        with captured.standing_in(self.model):
+            output: Any = self.model(batch, seed=seed, step=step)
         if output.start_logits.shape != (1, batch.n_computed):
             raise other_shape(output.start_logits, batch.n_computed)
         return output

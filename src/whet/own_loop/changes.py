@@ -14,6 +14,7 @@ from whet.config.fields import PaddingInLoss
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
+from whet.models import captured, record
 from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import packed_model
 from whet.own_loop import curated, locate
@@ -45,10 +46,12 @@ class Changes:
     """The names of the changed models in the one that was given; empty for that one itself."""
     padding: PaddingInLoss = "none"
     """What a head that reads the states of padding tokens gets, as `whet.optimize` has it."""
+    graphs: bool = False
+    """Whether training passes on a GPU are launched as one."""
 
     def __str__(self) -> str:
         fused = fuse.in_words(self.fused, self.isa or "", self.called) if self.fused else "operators in plain torch"
-        return f"{_PADDING[self.padding]}, {fused}"
+        return f"{_PADDING[self.padding]}, {fused}{', CUDA graphs' if self.graphs else ''}"
 
 
 def changes(model: Any) -> Changes | None:
@@ -95,4 +98,5 @@ def _changes(model: nn.Module) -> Changes | None:
         dtype=unpad.dtype_of(packed.module),
         padding=unpad.padding_of(packed.module),
         called={} if fused is None else fuse.called(packed),
+        graphs=record.read(packed.module, captured.ENTRY) is not None,
     )

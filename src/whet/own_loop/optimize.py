@@ -33,6 +33,7 @@ def optimize(
     *,
     padding: PaddingInLoss | Literal["auto"] = "auto",
     last_block_tokens: LastBlockTokens = "read",
+    cuda_graphs: bool = True,
 ) -> Any:
     """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
 
@@ -56,6 +57,8 @@ def optimize(
     tokens computes all of these. Sequences padded on the left, and calls for the states of all layers, run padded.
     Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
     block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
+    On a GPU, training passes are launched as one (cuda_graphs), unless a module inside has a hook, is compiled or
+    recomputed, or several ranks train.
     Rows that hold several sequences end to end run as they are, and sequences are kept apart that transformers keeps
     apart, by position_ids, or that cu_seq_lens_q or seq_idx names (docs/optimize.md).
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
@@ -74,7 +77,7 @@ def optimize(
         raise _no_encoder(model)
     for encoder in encoders:
         _require_no_balance(encoder.model)
-        _change(encoder, dtype, padding, last_block_tokens)
+        _change(encoder, dtype, padding, last_block_tokens, cuda_graphs=cuda_graphs)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))
     return model if optimizer is None else (model, optimizer)
@@ -99,6 +102,8 @@ def _change(
     dtype: torch.dtype | None,
     padding: PaddingInLoss | Literal["auto"],
     last_block: LastBlockTokens,
+    *,
+    cuda_graphs: bool,
 ) -> None:
     model = encoder.model
     if curated.is_encoder(model):  # it computes every token that is none of padding
@@ -109,8 +114,9 @@ def _change(
     if prepare(order.restore(model), encoder_only=True) is None:
         raise _no_family(model)
     settings = MethodSettings(
-        operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block, pooled=encoder.pooled
-    )
+        operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block, pooled=encoder.pooled,
+        cuda_graphs=cuda_graphs,
+    )  # fmt: skip
     order.apply(ModelView(model), settings)
 
 

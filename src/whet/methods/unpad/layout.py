@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class Layout:
     `columns` (N,) says where in the flattened batch each packed token comes from, `ranks` (N,) which token of its row
     it is, real ones first. `key_counts` (rows,) is how many tokens of each row are real, and `row_lengths` (rows,) how
     many there are in all; what fills the batch up is a row more. `sources` (B, T) is the packed token whose state each
-    place gets back.
+    place gets back. `sizes` (N,) is how many places each packed token stands for; None: no padding is computed.
     """
 
     columns: Tensor
@@ -29,6 +29,17 @@ class Layout:
     row_lengths: Tensor
     key_counts: Tensor
     sources: Tensor
+    sizes: Tensor | None
+
+    def on(self, device: torch.device) -> Layout:
+        """Return the layout of a batch on this device. What says how many tokens there are stays on the CPU."""
+        if self.columns.device == device:
+            return self
+        columns, ranks, sources = (
+            one.to(device, non_blocking=True) for one in (self.columns, self.ranks, self.sources)
+        )
+        sizes = None if self.sizes is None else self.sizes.to(device, non_blocking=True)
+        return replace(self, columns=columns, ranks=ranks, sources=sources, sizes=sizes)
 
     def packed(self, column: Tensor) -> Tensor:
         """Return a column (B, T) as the packed batch has it, (1, N) int64."""
@@ -36,24 +47,20 @@ class Layout:
 
     def position(self) -> BatchPosition:
         """Return the batch's position in the run; its masks follow torch's generator."""
-        row_slots, sizes = torch.arange(len(self.row_lengths), dtype=torch.int32), self._sizes()
+        row_slots, device = torch.arange(len(self.row_lengths), dtype=torch.int32), self.columns.device
+        slots = row_slots.to(self.row_lengths.device).repeat_interleave(self.row_lengths)
+        starts = nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return DrawnPosition(
             seed=0,
             step=0,
-            slots=row_slots.to(self.columns.device).repeat_interleave(self.row_lengths),
+            slots=slots.to(device, non_blocking=True),
             positions=self.ranks,
-            cu_seqlens=nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+            cu_seqlens=starts.to(device, non_blocking=True),
             row_slots=row_slots,
             max_seqlen=self.row_lengths.max().cpu(),
-            key_counts=None if sizes is None else self.key_counts.cpu(),
-            sizes=sizes,
+            key_counts=None if self.sizes is None else self.key_counts.cpu(),
+            sizes=self.sizes,
         )
-
-    def _sizes(self) -> Tensor | None:
-        """Return how many places each packed token stands for; None: no padding is computed."""
-        if bool((self.key_counts == self.row_lengths).all()):
-            return None
-        return torch.bincount(self.sources.flatten(), minlength=len(self.columns)).float()
 
     def padded(self, states: Tensor) -> Tensor:
         """Return packed states (N, D) as (B, T, D): each place of padding has that of the token that stands for it.
@@ -97,20 +104,20 @@ def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
     return _filled(columns[computed], ranks[computed], lengths, counts, _sources(mask, lengths, counts))
 
 
-def layout_without_padding(ids: Tensor, first_tokens: Tensor | None) -> Layout:
-    """Return the layout of a batch (B, T) without padding: its tokens stay where they are, end to end.
+def layout_without_padding(mask: Tensor, first_tokens: Tensor | None) -> Layout:
+    """Return the layout of a batch (B, T) of real tokens alone: they stay where they are, end to end.
 
     `first_tokens` (B, T) are those that begin a sequence; None: each row is one.
     """
-    n_rows, longest = ids.shape
-    every = torch.arange(ids.numel(), device=ids.device)
+    n_rows, longest = mask.shape
+    every = torch.arange(mask.numel(), device=mask.device)
     if first_tokens is None:
         lengths, ranks = every.new_full((n_rows,), longest), every % longest
     else:
         starts = first_tokens.flatten().nonzero()[:, 0]
-        lengths = starts.diff(append=starts.new_tensor([ids.numel()]))
+        lengths = starts.diff(append=starts.new_tensor([mask.numel()]))
         ranks = every - starts.repeat_interleave(lengths)
-    return _filled(every, ranks, lengths, torch.zeros_like(lengths), every.view(ids.shape))
+    return _filled(every, ranks, lengths, torch.zeros_like(lengths), every.view(mask.shape))
 
 
 def _cut(number: Tensor, n_padding: Tensor, counts: Tensor) -> Tensor:
@@ -132,10 +139,13 @@ def _filled(columns: Tensor, ranks: Tensor, lengths: Tensor, counts: Tensor, sou
     row_lengths, key_counts = lengths + counts, lengths
     if n_more:
         row_lengths, key_counts = (nn.functional.pad(x, (0, 1), value=n_more) for x in (row_lengths, key_counts))
+    has_padding = bool((key_counts != row_lengths).any())
+    sizes = torch.bincount(sources.flatten(), minlength=n_tokens + n_more).float() if has_padding else None
     return Layout(
         columns=torch.cat([columns, columns[:n_more]]),
         ranks=nn.functional.pad(ranks.int(), (0, n_more)),
         row_lengths=row_lengths.int(),
         key_counts=key_counts.int(),
         sources=sources,
+        sizes=sizes,
     )

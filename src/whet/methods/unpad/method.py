@@ -26,7 +26,7 @@ from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls
 from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
-from whet.models import last_block, record
+from whet.models import captured, last_block, record
 from whet.models.bad_batch import explained
 from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
@@ -174,14 +174,16 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
 
     A graph of torch.compile breaks around it: native operators are no part of a graph, and neither are packed sizes.
     """
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        return _outside_of_graphs(self, given, options)
-    return _run(self, given, options, record.read(self, _ENCODER).pooled)
+    if torch.compiler.is_exporting():
+        return _run(self, given, options, record.read(self, _ENCODER).pooled)
+    # Also where this function itself is not compiled: a compiler that gave up on it would follow what it calls.
+    places = () if torch.compiler.is_compiling() else record.read(self, _ENCODER).pooled
+    return _outside_of_graphs(self, given, options, places)
 
 
 @torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
-def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    return _run(self, given, options, ())
+def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tuple[Place, ...]) -> Any:
+    return _run(self, given, options, places)
 
 
 def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tuple[Place, ...]) -> Any:
@@ -199,11 +201,13 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     first_tokens = sequences.first_tokens(call, by_position=by_position)
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device, torch.bool)
     amount = calls.padding_needed(packed.module, state.amount)
-    is_full = bool(mask.all())
-    if not is_full and (why := _why_with_padding(packed, self, mask, amount)) is not None:
+    known = mask.cpu()  # a GPU is waited for once, and not for each number that follows
+    is_full = bool(known.all())
+    if not is_full and (why := _why_with_padding(packed, self, known, amount)) is not None:
         return state.padded(self, why, given, options)
     state.warn_if_more(amount)
-    layout = layout_without_padding(input_ids, first_tokens) if is_full else layout_of(mask, amount)
+    layout = layout_without_padding(known, _on_cpu(first_tokens)) if is_full else layout_of(known, amount)
+    layout = layout.on(mask.device)
     given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
     call = {name: value for name, value in given_ids.items() if name != "input_ids"}
     if causal:
@@ -215,20 +219,24 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, mask.device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else _Pass(self, ids, packed_options)
-        out = type(self).forward(self, ids, **packed_options)
+        out = captured.encode(packed, ids, **packed_options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
         packed.hooks.reshape = True
         return state.padded(self, _RESHAPED, given, options)
     if taken is None or later is None:
-        out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full)
+        out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full, n_real=int(known.sum()))
     else:
         tokens = _tokens(self, out)
         all_states = partial(_all_states, state, later.expecting(taken.tokens, tokens), position, mask)
-        known = Known(tokens, taken.places, taken.index, all_states)
-        out.last_hidden_state = LazyStates.of(known, (*mask.shape, tokens.shape[-1]))
+        read = Known(tokens, taken.places, taken.index, all_states)
+        out.last_hidden_state = LazyStates.of(read, (*mask.shape, tokens.shape[-1]))
     if out.get("pooler_output") is not None:
         out.pooler_output = packed.family.pooled(self, out.last_hidden_state)
     return out.to_tuple() if calls.wants_tuple(self, options) else out
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
 
 
 def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | None) -> str | None:
@@ -302,10 +310,12 @@ def _tokens(encoder: Any, out: Any) -> Tensor:
     return out.last_hidden_state.to(next(encoder.parameters()).dtype)[0]
 
 
-def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss, *, is_full: bool) -> Tensor:
+def _padded(
+    encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss, *, is_full: bool, n_real: int
+) -> Tensor:
     """Return the hidden states as the padded batch has them (B, T, D); a batch that `is_full` has no padding."""
     tokens = _tokens(encoder, out)
-    if len(tokens) == len(mask) < int(mask.sum()):  # those of first tokens alone
+    if len(tokens) == len(mask) < n_real:  # those of first tokens alone
         return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
     if is_full:
         return tokens[: mask.numel()].view(*mask.shape, -1)

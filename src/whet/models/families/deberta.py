@@ -9,6 +9,7 @@ alike, to padding too. So all padding tokens of a row have the same state, and o
 number of others exactly.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -77,12 +78,20 @@ def vectors_by_distance(encoder: Any, reach: int) -> tuple[int, Tensor | None, T
     if not encoder.relative_attention:
         return 0, None, None
     table = encoder.rel_embeddings.weight
-    places = places_by_distance(getattr(encoder, "position_buckets", -1), encoder.max_relative_positions, reach)
-    first, end = int(places.min()), int(places.max()) + 1
+    buckets, most = getattr(encoder, "position_buckets", -1), encoder.max_relative_positions
+    first, end, places = _places_on(buckets, most, reach, table.device)
     vectors = table[first:end]
     if "layer_norm" in getattr(encoder, "norm_rel_ebd", ()):
         vectors = normalised(vectors, encoder.LayerNorm)
-    return first, (places - first).to(table.device, torch.int32), vectors
+    return first, places, vectors
+
+
+@lru_cache(maxsize=256)
+def _places_on(n_buckets: int, most: int, reach: int, device: torch.device) -> tuple[int, int, Tensor]:
+    """Return the first row and the end of `places_by_distance`, and these places, counted from the first row."""
+    places = places_by_distance(n_buckets, most, reach)
+    first = int(places.min())
+    return first, int(places.max()) + 1, (places - first).to(device, torch.int32)
 
 
 def places_by_distance(n_buckets: int, most: int, reach: int) -> Tensor:

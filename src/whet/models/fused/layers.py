@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.activation import bias_act
 from whet.kernels.batch_position import BatchPosition, Drop, Site, running, running_position
-from whet.kernels.dropout import dropout
+from whet.kernels.dropout import device_dropout, dropout
 from whet.kernels.linear import LowRank, is_joined, linear, low_rank_linear
 from whet.kernels.norm import Norm, add_norm
 from whet.models.forwards import home_of, instance_forward
@@ -57,7 +57,10 @@ class PlacedDropout(nn.Dropout):
         if position is None or not position.has(math.prod(input.shape[:-1])):
             return nn.functional.dropout(input, self.p)
         drop = Drop.at(self.site, self.p, position)
-        return input if drop is None else dropout(input, drop)
+        if drop is None:
+            return input
+        by_device = input.device.type == "cuda" and self.site.placement.kernel != "whet"
+        return device_dropout(input, drop) if by_device and not torch.compiler.is_compiling() else dropout(input, drop)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, site={self.site.number}"

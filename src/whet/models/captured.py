@@ -1,0 +1,602 @@
+"""CUDA graphs of a packed encoder: a training pass is two launches, one forward and one backward.
+
+A GPU computes a pass in less time than a processor takes to launch its kernels one by one. A graph is a recording of
+these launches over tensors that stay where they are, so it serves batches of one size. Packed batches make that cheap:
+their tokens lie end to end, so that a size is a number of tokens, rounded up, and what fills it up is a row more.
+
+The graph of a backward pass adds to gradients that stay where they are, too. The first batch of a size runs launch by
+launch, with the same result and the same masks: those of the whole pass follow from (seed, step, first row).
+Source: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.make_graphed_callables.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils.hooks import RemovableHandle
+
+from whet.errors import ConfigError
+from whet.kernels.batch_position import BatchPosition, StaticPosition
+from whet.kernels.dropout import generator_of, pass_seed, seeded
+from whet.log import logger
+from whet.models import record
+from whet.models.fused.limits import NO_EFFECT
+from whet.models.packed import PackedModel, hooks_inside
+
+ENTRY = "cuda graphs"
+"""The entry in the record of a model whose passes may be captured."""
+_NOT_WITH = ("torch.compile", "offload")
+"""Methods that a graph cannot contain, by their names in a model's record."""
+_ASKED = ("output_attentions", "output_hidden_states", "output_router_logits")
+_MOST_GRAPHS = 48
+"""Sizes that have a graph. Those of one model are rarely more than ten or twenty."""
+_MOST_SITES = 4096
+"""Places of random masks in a model."""
+_SHARE = 8
+"""Sizes are multiples of the largest power of two below them, divided by this number: a batch is filled up by 6 %."""
+_LEAST_TOKENS = 64
+_LEAST_LENGTH = 128
+
+
+class Graph(Protocol):
+    """A recording of what a function launches."""
+
+    def capture(self, run: Callable[[], Any]) -> Any:
+        """Run the function, keep what it launches and return what it returns: tensors that a replay fills anew."""
+        ...
+
+    def replay(self) -> None:
+        """Launch it all again."""
+        ...
+
+
+class CudaGraph:
+    """A graph of CUDA. Graphs of one model share memory: only one pass runs at a time."""
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
+
+    def capture(self, run: Callable[[], Any]) -> Any:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # Threads that read ahead may allocate pinned memory meanwhile: only this thread's launches are recorded.
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                found = run()
+            except BaseException:
+                with suppress(RuntimeError):  # that it was invalid: why, says the first error
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return found
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def have_graphs() -> bool:
+    """Return whether this machine has a device with graphs."""
+    return torch.cuda.is_available()
+
+
+def cuda_graphs(device: torch.device) -> Callable[[], Graph] | None:
+    """Return what makes graphs for this device; None if it has none."""
+    if device.type != "cuda":
+        return None
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    return lambda: CudaGraph(pool, stream)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a graph is made for: the sizes of its inputs, and all that changes which kernels run."""
+
+    n_tokens: int
+    n_rows: int
+    longest: int
+    columns: tuple[tuple[str, torch.dtype], ...]
+    flags: tuple[tuple[str, object], ...]
+    has_keys: bool
+    has_sizes: bool
+    autocast: torch.dtype | None
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any], position: BatchPosition) -> _Size:
+        n_tokens, step = _rounded(len(position.slots))
+        longest = 1 << (max(_LEAST_LENGTH, position.longest) - 1).bit_length()
+        n_fill_rows = -(-step // longest)  # what fills a batch up is cut into rows that are no longer than the others
+        device = position.slots.device.type
+        return cls(
+            n_tokens=n_tokens,
+            n_rows=-(-(len(position.row_slots) + n_fill_rows) // 8) * 8,
+            longest=longest,
+            columns=tuple((name, value.dtype) for name, value in call.items() if isinstance(value, Tensor)),
+            flags=tuple((name, value) for name, value in call.items() if not isinstance(value, Tensor)),
+            has_keys=position.key_counts is not None,
+            has_sizes=position.sizes is not None,
+            autocast=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        )
+
+
+def _rounded(n_tokens: int) -> tuple[int, int]:
+    """Return the rounded size of a batch, and the step between sizes."""
+    step = max(_LEAST_TOKENS, (1 << (n_tokens.bit_length() - 1)) // _SHARE)
+    return -(-n_tokens // step) * step, step
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a pass of a rounded size, valid everywhere at any time."""
+
+    size: _Size
+    columns: dict[str, Tensor]
+    """(1, N) each."""
+    position: StaticPosition
+    fill_ends: Tensor
+    """(rows + 1,) int32: where the rows that fill a batch up end, counted from its last token."""
+
+    @classmethod
+    def new(cls, size: _Size, call: Mapping[str, Any], given: BatchPosition, source: BatchPosition | None) -> _Inputs:
+        """Return new inputs: the batch's first token again and again."""
+        device, n, rows = given.slots.device, size.n_tokens, size.n_rows
+        columns = {name: call[name][:, :1].expand(1, n).clone() for name, _ in size.columns}
+        keyed = source is None
+        own = StaticPosition(
+            0,
+            0,
+            given.slots[:1].expand(n).clone(),
+            given.positions[:1].expand(n).clone(),
+            torch.zeros(rows + 1, dtype=torch.int32, device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            max_seqlen=torch.tensor(size.longest),
+            key_counts=torch.zeros(rows, dtype=torch.int32, device=device) if size.has_keys else None,
+            sizes=torch.ones(n, device=device) if size.has_sizes else None,
+            source=source,
+            keys=torch.zeros(_MOST_SITES if keyed else 0, 2, dtype=torch.int64, device=device),
+            sites={},
+            draws=set(),
+        )
+        ends = torch.arange(rows + 1, dtype=torch.int32, device=device) * size.longest
+        found = cls(size, columns, own, ends)
+        found.fill(call, given)
+        return found
+
+    def fill(self, call: Mapping[str, Any], given: BatchPosition) -> None:
+        """Copy a batch into the inputs. What lies behind its tokens keeps tokens of an earlier batch."""
+        n, rows, own = len(given.slots), len(given.row_slots), self.position
+        for name, buffer in self.columns.items():
+            buffer[:, :n].copy_(call[name], non_blocking=True)
+        own.slots[:n].copy_(given.slots, non_blocking=True)
+        own.slots[n:].fill_(int(given.row_slots[-1]) + 1)
+        own.positions[:n].copy_(given.positions, non_blocking=True)
+        own.cu_seqlens[: rows + 1].copy_(given.cu_seqlens, non_blocking=True)
+        torch.clamp(
+            self.fill_ends[: self.size.n_rows - rows + 1] + n, max=self.size.n_tokens, out=own.cu_seqlens[rows:]
+        )
+        own.row_slots[:rows].copy_(given.row_slots, non_blocking=True)
+        if own.key_counts is not None and given.key_counts is not None:
+            own.key_counts[:rows].copy_(given.key_counts, non_blocking=True)
+            own.key_counts[rows:].copy_(own.cu_seqlens[rows:].diff())
+        if own.sizes is not None and given.sizes is not None:
+            own.sizes[:n].copy_(given.sizes, non_blocking=True)
+
+
+@dataclass
+class _Pass:
+    """The graphs of one size, with their inputs and outputs."""
+
+    inputs: _Inputs
+    forward: Graph
+    backward: Graph
+    states: Tensor
+    """(1, N, D): what the encoder returns."""
+    grad: Tensor
+    """(1, N, D): its gradient."""
+    kind: type
+    """The class of the encoder's output."""
+    pooled: bool
+
+    def masks_of(self, given: BatchPosition) -> AbstractContextManager[None]:
+        """Set the keys of all masks of the pass; return the context in which the graph draws those of the device."""
+        own = self.inputs.position
+        if own.sites:
+            keys = torch.tensor([given.key(site) for site in own.sites], dtype=torch.int64)
+            own.keys[: len(keys)].copy_(keys, non_blocking=True)
+        return seeded(generator_of(self.states.device), pass_seed(given)) if own.draws else nullcontext()
+
+
+@dataclass
+class _Ticket:
+    """A forward pass whose backward pass may still come."""
+
+    serial: int
+    is_done: bool = False
+
+
+@dataclass
+class Passes:
+    """The graphs of one encoder. A copy of the model begins with none."""
+
+    why_not: str | None = None
+    """Why no pass is captured any more."""
+    _passes: dict[_Size, _Pass] = field(default_factory=dict)
+    _seen: set[_Size] = field(default_factory=set)
+    _state: tuple[object, ...] = ()
+    """All of the encoder that the graphs depend on besides the values of its weights."""
+    _gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    """The weights that a pass trains, and their gradients, which stay where they are."""
+    _every: Tensor | None = None
+    """The memory of all these gradients."""
+    _serial: int = 0
+    _running: weakref.ref[_Ticket] | None = None
+    _graphs: Callable[[], Graph] | None = None
+    _token: Tensor | None = None
+    _newest_hook: int = -1
+
+    def __deepcopy__(self, memo: object) -> Passes:
+        return Passes()
+
+    def __reduce__(self) -> Any:
+        return Passes, ()
+
+    def run(self, packed: PackedModel, forward: Callable[..., Any], call: dict[str, Any]) -> Any:
+        """Return the encoder's output for the call, by a graph if there is one or one is made; None if none can be."""
+        position = packed.placement.now
+        if position is None or self.why_not is not None or not self._suits(packed, position, call):
+            return None
+        size = _Size.of(call, position)
+        found = self._passes.get(size)
+        if self._is_running or (found is None and (size not in self._seen or len(self._passes) >= _MOST_GRAPHS)):
+            self._seen.add(size)  # many sizes come once: their graphs would cost more than they save
+            return self._launched(packed, forward, size, call, position)
+        found = found or self._captured(packed, forward, size, call, position)
+        return None if found is None else self._replayed(found, call, position)
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether a pass waits for its backward pass: its activations lie where the next one would write."""
+        running = None if self._running is None else self._running()
+        return running is not None and not running.is_done
+
+    def _suits(self, packed: PackedModel, position: BatchPosition, call: Mapping[str, Any]) -> bool:
+        """Return whether graphs know all that this pass depends on; forget them if the encoder has changed."""
+        encoder = packed.module.base_model
+        assert isinstance(encoder, nn.Module)
+        if not (torch.is_grad_enabled() and encoder.training) or isinstance(position, StaticPosition):
+            return False
+        if self._graphs is None:
+            self._graphs = cuda_graphs(position.slots.device)
+        if self._graphs is None or position.chosen is not None or any(call.get(name) for name in _ASKED):
+            return False
+        if not all(_is_column(value, position) or _is_flag(value) for value in call.values()):
+            return False
+        if _ranks() > 1 or any(record.read(packed.module, name) is not None for name in _NOT_WITH):
+            return False
+        state = _state_of(encoder)
+        if state is None or self._is_watched(encoder):
+            return False
+        if state != self._state:
+            self._forget()
+            self._state = state
+        return True
+
+    def _launched(
+        self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
+        position: BatchPosition,
+    ) -> Any:  # fmt: skip
+        """Return the output of a pass launch by launch, with the masks that a graph of this size would have."""
+        inputs = _Inputs.new(size, call, position, position)
+        generator = generator_of(position.slots.device)
+        before = generator.get_state()
+        with packed.placement.at(inputs.position):
+            out = forward(**inputs.columns, **dict(size.flags))
+        if inputs.position.draws:
+            generator.set_state(before)
+        if not isinstance(out, dict):
+            raise _not_kept(out)
+        out["last_hidden_state"] = out["last_hidden_state"][:, : len(position.slots)]
+        return out
+
+    def _is_watched(self, encoder: nn.Module) -> bool:
+        """Return whether hooks look at modules inside the encoder; they are looked for after one was registered."""
+        if self._newest_hook == RemovableHandle.next_id:
+            return False
+        if any(True for _ in hooks_inside(encoder)):
+            return True
+        self._newest_hook = RemovableHandle.next_id
+        return False
+
+    def _forget(self) -> None:
+        self._passes.clear()
+        self._gradients, self._every, self._running = [], None, None
+
+    def _captured(
+        self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
+        position: BatchPosition,
+    ) -> _Pass | None:  # fmt: skip
+        """Return the graphs of this size, made now; None if this encoder's pass cannot be captured."""
+        generator = generator_of(position.slots.device)
+        before = generator.get_state()
+        apart = generator.clone_state() if generator.device.type == "cuda" else None
+        try:
+            self._passes[size] = self._capture(packed, forward, size, call, position)
+        except torch.OutOfMemoryError:
+            self._give_up("the GPU's memory does not suffice for them")
+        except (RuntimeError, ConfigError, TypeError) as error:
+            self._give_up(" ".join(str(error).split())[:200])
+        found = self._passes.get(size)
+        if found is None and apart is not None:
+            generator.graphsafe_set_state(apart)  # its own believes for ever that a graph records
+        generator.set_state(before)
+        return found
+
+    def _give_up(self, why: str) -> None:
+        self._forget()
+        self.why_not = why
+        logger.warning("CUDA graphs: off, this model runs launch by launch: %s", why)
+
+    def _capture(
+        self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
+        given: BatchPosition,
+    ) -> _Pass:  # fmt: skip
+        assert self._graphs is not None
+        inputs, encoder = _Inputs.new(size, call, given, None), packed.module.base_model
+        assert isinstance(encoder, nn.Module)
+        trained = {name: one for name, one in encoder.named_parameters() if one.requires_grad}
+
+        def run() -> Any:
+            with packed.placement.at(inputs.position), _autocast(given.slots.device.type, size.autocast):
+                return _only_states(forward(**inputs.columns, **dict(size.flags)))
+
+        # The weights stand in for themselves as new leaves: autograd would otherwise wait for the stream in which an
+        # earlier pass has used them, which a graph must not.
+        leaves = {name: one.detach().requires_grad_() for name, one in trained.items()}
+        with _reparametrize_module(encoder, leaves, tie_weights=True):
+            with _on_the_side(given.slots.device):  # kernels are loaded and chosen here, not while a graph records
+                states = run().last_hidden_state
+                zeros = torch.zeros_like(states)
+                wanted = [*leaves.values(), *trained.values()]
+                grads = torch.autograd.grad(states, wanted, zeros, allow_unused=True)
+                del states
+            if any(grad is not None for grad in grads[len(leaves) :]):
+                raise RuntimeError("a weight of the encoder is used from elsewhere than its module")
+            used = [name for name, grad in zip(leaves, grads, strict=False) if grad is not None]
+            del grads
+            self._keep_gradients([trained[name] for name in used])
+            kept = [grad for _, grad in self._gradients]
+            forward_graph, backward_graph = self._graphs(), self._graphs()
+            out = forward_graph.capture(run)
+            states, kind, pooled = out.last_hidden_state, type(out), out.get("pooler_output") is not None
+            del out
+            inside = [leaves[name] for name in used]
+
+            def back() -> None:
+                """Afterwards the activations are free for other graphs: one pass runs at a time."""
+                torch._foreach_add_(kept, torch.autograd.grad(states, inside, zeros))  # pyright: ignore
+
+            backward_graph.capture(back)
+        return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled)
+
+    def _keep_gradients(self, used: list[nn.Parameter]) -> None:
+        if self._gradients:
+            if [id(one) for one, _ in self._gradients] != [id(one) for one in used]:
+                raise RuntimeError("two passes train different weights")
+            return
+        if len({(one.dtype, one.device) for one in used}) != 1:
+            raise RuntimeError("the weights have several formats")
+        self._every = torch.zeros(sum(one.numel() for one in used), dtype=used[0].dtype, device=used[0].device)
+        parts = self._every.split([one.numel() for one in used])
+        self._gradients = [(one, part.view(one.shape)) for one, part in zip(used, parts, strict=True)]
+
+    def _replayed(self, found: _Pass, call: Mapping[str, Any], position: BatchPosition) -> Any:
+        if self._token is None:
+            self._token = torch.empty(0, device=position.slots.device, requires_grad=True)
+        self._serial += 1
+        ticket = _Ticket(self._serial)
+        self._running = weakref.ref(ticket)
+        found.inputs.fill(call, position)
+        with found.masks_of(position):
+            found.forward.replay()
+        weights = [one for one, _ in self._gradients]
+        states = _Replayed.apply(self._token, self, found, ticket, len(position.slots), *weights)
+        return found.kind(last_hidden_state=states, **({"pooler_output": states[:, 0]} if found.pooled else {}))
+
+    def differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
+        """Add the gradients of a forward pass to `.grad` of all weights."""
+        held = self._place_gradients()
+        self._differentiate(found, ticket, grad)
+        for number in held:
+            parameter, kept = self._gradients[number]
+            parameter.grad = kept.clone()
+
+    def gradients(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> list[Tensor]:
+        """Return the gradients of a forward pass, for whoever asks for those of chosen tensors; `.grad` stays."""
+        assert self._every is not None
+        before = self._every.clone()
+        self._every.zero_()
+        self._differentiate(found, ticket, grad)
+        parts = self._every.clone().split([one.numel() for one, _ in self._gradients])
+        self._every.copy_(before)
+        return [part.view(one.shape) for part, (one, _) in zip(parts, self._gradients, strict=True)]
+
+    def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
+        if ticket.serial != self._serial:
+            raise ConfigError(
+                what="a backward pass comes after the next forward pass of its model",
+                got="a second backward pass, with retain_graph=True",
+                why="CUDA graphs keep the activations of the last pass only",
+                fix="use cuda_graphs=False",
+            )
+        n = grad.shape[1]
+        found.grad[:, :n].copy_(grad)
+        found.grad[:, n:].zero_()
+        found.backward.replay()
+        ticket.is_done = True
+
+    def _place_gradients(self) -> list[int]:
+        """Make `.grad` of each weight the tensor that the graph adds to, with what is in it now.
+
+        Returns the numbers of those that somebody still holds from a step before: these get a tensor of their own.
+        """
+        fresh = [grad for parameter, grad in self._gradients if parameter.grad is None]
+        if len(fresh) == len(self._gradients):
+            assert self._every is not None
+            self._every.zero_()
+        elif fresh:
+            torch._foreach_zero_(fresh)  # pyright: ignore[reportPrivateImportUsage]
+        del fresh
+        held = []
+        for number in range(len(self._gradients)):
+            parameter, kept = self._gradients[number]
+            present = parameter.grad
+            if present is None:
+                if sys.getrefcount(kept) > _REFERENCES:
+                    held.append(number)
+                parameter.grad = kept
+            elif present is not kept:
+                kept.copy_(present)
+                parameter.grad = kept
+        return held
+
+
+_REFERENCES = 3
+"""Python's references to a gradient that nobody else holds: the pair in the list, the loop's name, the count's own."""
+
+
+class _Replayed(Function):
+    """A pass by graphs, in autograd's graph: `token` stands for "all weights", which are inputs as well."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, token: Tensor, passes: Passes, found: _Pass, ticket: _Ticket, n_tokens: int, *weights: Tensor
+    ) -> Tensor:
+        ctx.of = (passes, found, ticket)
+        return found.states[:, :n_tokens].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        passes, found, ticket = ctx.of
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                what="a pass by CUDA graphs has no second derivatives",
+                got="a backward pass with create_graph=True",
+                why="a graph replays one backward pass",
+                fix="use cuda_graphs=False",
+            )
+        token = ctx.next_functions[0][0]
+        if torch._C._will_engine_execute_node(token):  # a backward pass to all leaves, and not to chosen ones
+            passes.differentiate(found, ticket, grads[0])
+            return (None,) * len(ctx.needs_input_grad)
+        return (*(None,) * _NO_WEIGHTS, *passes.gradients(found, ticket, grads[0]))
+
+
+_NO_WEIGHTS = 5
+"""Arguments of `_Replayed` before the weights."""
+
+
+def encode(packed: PackedModel, *given: Any, **options: Any) -> Any:
+    """Return the output of the model's encoder in the running pass, by a graph where one serves."""
+    encoder: Any = packed.module.base_model
+    passes: Passes | None = record.read(packed.module, ENTRY)
+    if passes is not None and len(given) <= 1:
+        call = {"input_ids": given[0], **options} if given else dict(options)
+
+        def forward(**call: Any) -> Any:
+            return type(encoder).forward(encoder, **call)
+
+        found = passes.run(packed, forward, {name: value for name, value in call.items() if _counts(name, value)})
+        if found is not None:
+            return found
+    return type(encoder).forward(encoder, *given, **options)
+
+
+@contextmanager
+def standing_in(packed: PackedModel) -> Iterator[None]:
+    """Let a call of the complete model run its encoder by `encode`, if graphs are asked for and nothing else does."""
+    encoder: Any = packed.module.base_model
+    if record.read(packed.module, ENTRY) is None or "forward" in encoder.__dict__ or encoder is packed.module:
+        yield
+        return
+    encoder.forward = lambda *given, **options: encode(packed, *given, **options)
+    try:
+        yield
+    finally:
+        encoder.__dict__.pop("forward", None)
+
+
+def _only_states(out: Any) -> Any:
+    """Return the encoder's output; raise ConfigError if it holds more than the last hidden states."""
+    extra = {name for name, value in out.items() if value is not None} if isinstance(out, Mapping) else {"a tuple"}
+    if extra - {"last_hidden_state", "pooler_output"}:
+        raise _not_kept(out)
+    return out
+
+
+def _not_kept(out: Any) -> ConfigError:
+    return ConfigError(
+        what="the encoder returns more than a graph keeps",
+        got=sorted(out) if isinstance(out, Mapping) else type(out).__name__,
+        why="a graph keeps the last hidden states",
+        fix="use cuda_graphs=False",
+    )
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Return autocast without its cache, whose copies of weights would be those of another pass."""
+    return torch.autocast(device, dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+@contextmanager
+def _on_the_side(device: torch.device) -> Iterator[None]:
+    """Run the block on a stream of its own, as graphs are recorded on one."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Return whether an argument may change the pass; numbers of transformers' losses, say, do not."""
+    return value is not None and not (name in NO_EFFECT and isinstance(value, Tensor) and value.dim() == 0)
+
+
+def _is_column(value: Any, position: BatchPosition) -> bool:
+    return type(value) is Tensor and value.shape == (1, len(position.slots)) and not value.is_floating_point()
+
+
+def _is_flag(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
+    """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used."""
+    found: list[object] = []
+    for parameter in encoder.parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return None
+        found.append((parameter.data_ptr(), parameter.requires_grad))
+    for module in encoder.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            return None
+        found.append((module.training, getattr(module, "p", None), type(module)))
+    return tuple(found)
+
+
+def _ranks() -> int:
+    """Return how many ranks train together: their exchange happens within a backward pass, where no graph sees it."""
+    group = torch.distributed
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1

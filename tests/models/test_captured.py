@@ -1,0 +1,293 @@
+"""Passes by graphs, on a CPU: a recording of torch's operators stands in for a graph of CUDA, and repeats them.
+
+Like a graph, it knows nothing of Python: what a pass reads from anywhere but its inputs stays what it was when it was
+recorded. On a GPU the same is shown with real graphs, in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import engine
+import whet
+from tiny import arguments, losses, plain_torch, tiny_model, tiny_rows
+from whet.errors import ConfigError
+from whet.kernels import gpu_attention, packed_attention
+from whet.log import logger
+from whet.models import captured
+
+
+class Recording(TorchDispatchMode):
+    """Operators with their arguments and results, which a replay computes again into the same memory."""
+
+    made = 0
+    replays = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tape: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        self._tape.append((func, args, kwargs or {}, out))
+        return out
+
+    def capture(self, run: Callable[[], Any]) -> Any:
+        Recording.made += 1
+        with self:
+            return run()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        Recording.replays += 1
+        for func, args, kwargs, out in self._tape:
+            found = func(*args, **kwargs)
+            if isinstance(out, int | float | bool):
+                assert found == out, "a number that was read back has changed"
+                continue
+            if any(one.alias_info is not None for one in func._schema.returns):
+                continue  # views see what is written below them; what writes in place has written
+            pairs = [(out, found)] if isinstance(out, Tensor) else zip(out or (), found or (), strict=True)
+            for old, new in pairs:
+                if isinstance(old, Tensor) and old is not new:
+                    old.copy_(new)
+
+
+@pytest.fixture(autouse=True)
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let CPU passes be recorded, by the operators that a GPU without flash kernels runs."""
+    monkeypatch.setattr(captured, "have_graphs", lambda: True)
+    monkeypatch.setattr(captured, "cuda_graphs", lambda device: Recording)
+    monkeypatch.setattr(packed_attention, "plain", gpu_attention.attend)
+    Recording.made = Recording.replays = 0
+    with plain_torch():
+        yield
+
+
+def batch(*lengths: int, seed: int = 0) -> dict[str, Tensor]:
+    ids = torch.randint(10, 190, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def model(family: str = "bert", *, dropout: float = 0.0, graphs: bool = True, **options: Any) -> Any:
+    made = tiny_model(family, dropout=dropout, **({"pad_token_id": 0} if family == "roberta" else {}))
+    return whet.optimize(made, cuda_graphs=graphs, **options).train()
+
+
+def loss_of(model: Any, given: dict[str, Tensor]) -> Tensor:
+    out = model(**given)
+    return (out.start_logits * given["attention_mask"]).square().mean() + out.end_logits.sin().mean()
+
+
+def steps(model: Any, batches: list[dict[str, Tensor]], *, accumulate: int = 1) -> list[Tensor]:
+    """Return the losses and all gradients of steps with AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(4)
+    found = []
+    for number, given in enumerate(batches):
+        loss = loss_of(model, given)
+        loss.backward()
+        found.append(loss.detach())
+        if (number + 1) % accumulate == 0:
+            found += [one.grad.clone() for one in model.parameters() if one.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    """Products over more rows may sum in another order: equal to rounding of float32, over some steps."""
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+LENGTHS = [(30, 11, 22), (30, 12, 20), (5, 28, 9), (60, 60, 55), (31, 10, 22), (60, 59, 58)]
+BATCHES = [batch(*lengths, seed=number) for number, lengths in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "modernbert", "albert", "deberta-v2"])
+def test_steps_by_graphs_are_those_without(family: str, dropout: float) -> None:
+    wanted = steps(model(family, dropout=dropout, graphs=False), BATCHES)
+    assert Recording.made == 0
+    found = steps(model(family, dropout=dropout), BATCHES)
+    assert Recording.made == 4, "two sizes came twice, each with a graph forward and one backward"
+    assert Recording.replays == 6
+    assert_equal(found, wanted)
+
+
+@pytest.mark.parametrize("padding", ["sampled", "all", "none"])
+def test_padding_tokens_that_are_computed_are_those_without(padding: Any) -> None:
+    wanted = steps(model(graphs=False, padding=padding), BATCHES)
+    assert_equal(steps(model(padding=padding), BATCHES), wanted)
+    assert Recording.replays > 0
+
+
+def test_gradients_are_summed_over_micro_batches() -> None:
+    assert_equal(steps(model(), BATCHES, accumulate=3), steps(model(graphs=False), BATCHES, accumulate=3))
+
+
+def test_two_passes_before_one_backward_keep_their_activations() -> None:
+    """As a contrastive loss has them. The second pass runs launch by launch."""
+    found, wanted = model(), model(graphs=False)
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        (loss_of(one, BATCHES[0]) * loss_of(one, BATCHES[1])).backward()
+    assert Recording.replays == 4, "one step, and a forward and a backward pass of the two"
+    assert_equal([one.grad for one in found.parameters()], [one.grad for one in wanted.parameters()])
+
+
+def test_passes_whose_loss_is_dropped_free_the_graph() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    for _ in range(3):
+        loss_of(found, BATCHES[0])
+    assert Recording.replays == 2 + 3
+
+
+def test_gradients_of_chosen_tensors_leave_grad_alone() -> None:
+    found, wanted = model(), model(graphs=False)
+    results = []
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        loss_of(one, BATCHES[0]).backward()
+        weights = list(one.parameters())
+        grads = torch.autograd.grad(loss_of(one, BATCHES[1]), weights)
+        loss_of(one, BATCHES[0]).backward(inputs=weights[:1])
+        results.append([*grads, *(weight.grad for weight in weights)])
+    assert_equal(*results)
+
+
+def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    loss_of(found, BATCHES[0]).backward()
+    weights = list(found.parameters())
+    kept = [weight.grad for weight in weights[:3]]
+    before = [one.clone() for one in kept]
+    found.zero_grad()
+    loss_of(found, BATCHES[1]).backward()
+    assert all(torch.equal(one, other) for one, other in zip(kept, before, strict=True))
+    wanted = model(graphs=False)
+    steps(wanted, BATCHES[:2])
+    loss_of(wanted, BATCHES[1]).backward()
+    assert_equal([one.grad for one in weights], [one.grad for one in wanted.parameters()])
+
+
+def test_a_second_backward_pass_after_another_forward_pass_is_refused() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    loss = loss_of(found, BATCHES[0])
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss_of(found, BATCHES[0]).backward()
+    with pytest.raises(ConfigError, match="cuda_graphs=False"):
+        loss.backward()
+
+
+def _freeze(one: Any) -> None:
+    for weight in one.bert.encoder.layer[0].parameters():
+        weight.requires_grad_(False)
+
+
+def _drop_more(one: Any) -> None:
+    for part in one.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5
+
+
+def _move(one: Any) -> None:
+    for weight in one.parameters():
+        weight.data = weight.data.clone().mul_(1.1)
+
+
+def _stop_dropping(one: Any) -> None:
+    for part in one.bert.encoder.layer[1].modules():
+        part.eval()
+
+
+def _hook(one: Any) -> None:
+    one.bert.encoder.layer[0].register_forward_hook(lambda module, given, out: out * 2.0)
+
+
+def _watch(one: Any) -> None:
+    next(one.parameters()).register_hook(lambda grad: grad * 3.0)
+
+
+@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _stop_dropping, _hook, _watch])
+def test_changes_of_the_model_count_afterwards(change: Callable[[Any], None]) -> None:
+    found, wanted = model(dropout=0.1), model(dropout=0.1, graphs=False)
+    results = []
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        one.zero_grad()
+        change(one)
+        results.append(steps(one, BATCHES[:2]) + steps(one, BATCHES[:2]))
+    assert_equal(*results)
+
+
+def test_a_copy_has_graphs_of_its_own() -> None:
+    first = model()
+    steps(first, BATCHES[:2])
+    other, wanted = copy.deepcopy(first), model(graphs=False)
+    steps(wanted, BATCHES[:2])
+    found = steps(other, BATCHES)
+    assert_equal(found, steps(wanted, BATCHES))
+    assert all(one.grad is None for one in first.parameters())
+
+
+def test_a_pass_that_cannot_be_recorded_runs_launch_by_launch(caplog: pytest.LogCaptureFixture) -> None:
+    made = tiny_model("bert")
+    layer = made.bert.encoder.layer[1]
+    inner = layer.intermediate.dense.forward
+
+    def reads(x: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("operation not permitted when stream is capturing")  # as torch says it on a GPU
+        return inner(x)
+
+    layer.intermediate.dense.forward = reads
+    found = whet.optimize(made).train()
+    with caplog.at_level(logging.WARNING, logger.name):
+        results = steps(found, BATCHES)
+    assert "CUDA graphs: off" in caplog.text
+    assert_equal(results, steps(model(graphs=False), BATCHES))
+
+
+def test_restore_takes_the_graphs_out() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    assert "CUDA graphs" in str(whet.changes(found))
+    whet.restore(found)
+    n_replays = Recording.replays
+    steps(found, BATCHES[:2])
+    assert Recording.replays == n_replays
+
+
+@pytest.mark.parametrize("task", ["padding none", "padding sampled", "two micro-batches"])
+def test_a_training_of_the_engine_has_the_curve_without_graphs(tmp_path: Path, task: str) -> None:
+    more: dict[str, Any] = {
+        "padding none": {"padding_in_loss": "none"},
+        "padding sampled": {"padding_in_loss": "sampled"},
+        "two micro-batches": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2},
+    }[task]
+    curves = []
+    for graphs in (True, False):
+        usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 12, "seed": 5}
+        args = arguments(tmp_path / str(graphs), **(usual | more | {"cuda_graphs": graphs}))
+        trainer = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
+        trainer.train()
+        curves.append(losses(trainer))
+    assert Recording.replays > 4
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)  # float32, in another order of its sums, over twelve steps
