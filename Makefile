@@ -119,10 +119,10 @@ bench-lm: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of language models besid
 	@test -z "$(LLM_C)" || $(BIN)/python benchmarks/lm/steps.py --models gpt2 --llm_c "$(LLM_C)" $(ARGS)
 
 test-gpu: ## Run the tests that need a GPU, by a Python that has torch for it: GPU_PYTHON=python3, 8 minutes
-	@PYTHONPATH=src:tests HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m pytest tests/gpu -m gpu -n 4 -p no:cacheprovider -o filterwarnings= $(ARGS)
+	@PYTHONPATH="src:tests$${PYTHONPATH:+:$$PYTHONPATH}" HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m pytest tests/gpu -m gpu -n 4 -p no:cacheprovider -o filterwarnings= $(ARGS)
 
 bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the same Python: 8 minutes
-	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu/steps.py $(ARGS)
+	@PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) benchmarks/gpu/steps.py $(ARGS)
 
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)

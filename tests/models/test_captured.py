@@ -106,10 +106,13 @@ def steps(model: Any, batches: list[dict[str, Tensor]], *, accumulate: int = 1) 
 
 
 def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
-    """Products over more rows may sum in another order: equal to rounding of float32, over some steps."""
+    """Products over more rows may sum in another order: equal to rounding of float32, over some steps.
+
+    A GPU makes products of float32 from several of a shorter format.
+    """
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 if one.is_cuda else 1e-6)
 
 
 LENGTHS = [(30, 11, 22), (30, 12, 20), (5, 28, 9), (60, 60, 55), (31, 10, 22), (60, 59, 58)]

@@ -96,14 +96,18 @@ class KeyedPosition(BatchPosition):
     """A position whose keys are a tensor (sites, 2) of int64 words, which a compiled graph reads at each step.
 
     Sites count from 0 within the compiled block, so that one graph serves every layer. `seed` and `step` are not used.
+    `keys` stay on the CPU, for operators; `words` are the same on the device, for what the graph itself computes. None:
+    that is the CPU.
     """
 
     keys: Tensor
+    words: Tensor | None = None
 
     def key(self, site: int) -> tuple[int, int]:
         """Return the site's key words; within a graph they are tensors (), which the plain operators accept too."""
         if torch.compiler.is_compiling():
-            return self.keys[site, 0], self.keys[site, 1]  # pyright: ignore[reportReturnType]
+            words = self.keys if self.words is None else self.words
+            return words[site, 0], words[site, 1]  # pyright: ignore[reportReturnType]
         low, high = self.keys[site].tolist()
         return low, high
 

@@ -21,6 +21,8 @@ from whet.kernels.matrix import (
 from whet.kernels.operator import DTYPES, call, has_rows, native_for, once_differentiable, require, wide
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
+_GPU_CHUNK_BYTES = 2**30
+"""On a GPU: products of a few hundred rows would leave most of it idle, and its memory is larger."""
 _LEAST_ROWS = (
     256  # of a vocabulary of 128,000: with fewer, adding to the weight's gradient takes longer than the product
 )
@@ -58,7 +60,8 @@ def linear_cross_entropy_reference(hidden: Tensor, weight: Tensor, labels: Tenso
 
 def chunk_rows(weight: Tensor) -> int:
     """Return how many rows of logits for a weight (V, D) exist at a time."""
-    return max(_LEAST_ROWS, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
+    most = _CHUNK_BYTES if weight.device.type == "cpu" else _GPU_CHUNK_BYTES
+    return max(_LEAST_ROWS, most // (weight.shape[0] * weight.element_size()))
 
 
 def _product_format(weight: Tensor) -> torch.dtype:

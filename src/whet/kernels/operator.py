@@ -47,6 +47,11 @@ def is_followed() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export runs. torch 2.11 answers yes to its own question in every graph of torch.compile."""
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def require(fits: bool, operator: str, *tensors: Tensor | None) -> None:
     """Raise ValueError unless the tensors fit together: an operator of the library reads and writes unchecked."""
     if not fits:

@@ -21,6 +21,7 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels import grouped, matrix
 from whet.kernels.batch_position import Placement
+from whet.kernels.operator import is_exporting
 from whet.kernels.recompute import Recomputing
 from whet.methods import compile_blocks, counting, fuse
 from whet.methods.seam import Applied, Cost, Stage
@@ -74,7 +75,7 @@ class _How:
     @property
     def is_in_foreign_graph(self) -> bool:
         """Whether somebody else's torch.compile follows a packed model: whet's own graphs know the place."""
-        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if not torch.compiler.is_compiling() or is_exporting():
             return False
         return self.placement is not None and self.placement.traced is None
 

@@ -221,6 +221,7 @@ def _keyed(position: BatchPosition, sites: tuple[Site, ...]) -> KeyedPosition:
         position.cu_seqlens,
         row_slots,
         keys,
+        words=None if position.slots.device.type == "cpu" else keys.to(position.slots.device, non_blocking=True),
         max_seqlen=position.max_seqlen,
         key_counts=counts,
         sizes=position.sizes,

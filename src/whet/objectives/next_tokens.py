@@ -143,6 +143,8 @@ def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = Non
 
 def chunked_loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None, n_rows: int) -> Tensor:
     """Return `loss_sum` by calling the head for `n_rows` hidden states at a time, again in backward."""
+    if states.device.type != "cpu" and len(states) <= n_rows:  # a GPU has the memory for one chunk, and keeps it
+        return _chunk_loss(states, targets, head, cap)
     total = states.new_zeros((), dtype=torch.float32)
     for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
         total = total + checkpoint(_chunk_loss, part, labels, head, cap, use_reentrant=False)

@@ -115,7 +115,7 @@ def _forward(self: Any, input_ids: Tensor, attention_mask: Any = None, token_typ
             logger.warning("whet.optimize: with their padding run %s", why)
         with state.placement.outside(), computing_in(state.dtype, input_ids.device):
             return type(self).forward(self, input_ids, mask, token_type_ids)
-    layout = layout_of(real, "none")
+    layout = layout_of(real.cpu(), "none").on(real.device)
     ids = layout.packed(input_ids)
     types = None if token_type_ids is None else layout.packed(token_type_ids)
     everything = type(mask)(torch.ones_like(ids, dtype=torch.bool))

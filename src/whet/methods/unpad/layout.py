@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,7 +49,7 @@ class Layout:
     def position(self) -> BatchPosition:
         """Return the batch's position in the run; its masks follow torch's generator."""
         row_slots, device = torch.arange(len(self.row_lengths), dtype=torch.int32), self.columns.device
-        slots = row_slots.to(self.row_lengths.device).repeat_interleave(self.row_lengths)
+        slots = torch.from_numpy(np.repeat(row_slots.numpy(), self.row_lengths.numpy()))
         starts = nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return DrawnPosition(
             seed=0,
@@ -83,7 +84,7 @@ def computing_in(dtype: torch.dtype | None, device: torch.device) -> AbstractCon
 
 
 def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
-    """Return the layout of a batch under this mask (B, T) of real tokens; each row has at least one.
+    """Return the layout of a batch under this mask (B, T), on the CPU, of real tokens; each row has at least one.
 
     A row's padding is split into equal stretches; of each, a token near the middle is computed.
     """
@@ -101,11 +102,14 @@ def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
     ranks = torch.where(number < 0, at, lengths[:, None] + begin + within)
     firsts = torch.arange(n_rows, device=mask.device)[:, None] * longest
     columns = firsts + order.gather(1, ranks.clamp(0, longest - 1))
-    return _filled(columns[computed], ranks[computed], lengths, counts, _sources(mask, lengths, counts))
+    # torch would start its threads for these few numbers, which takes longer than a pass on a GPU
+    kept = computed.numpy()
+    columns, ranks = (torch.from_numpy(one.numpy()[kept]) for one in (columns, ranks))
+    return _filled(columns, ranks, lengths, counts, _sources(mask, lengths, counts))
 
 
 def layout_without_padding(mask: Tensor, first_tokens: Tensor | None) -> Layout:
-    """Return the layout of a batch (B, T) of real tokens alone: they stay where they are, end to end.
+    """Return the layout of a batch (B, T), on the CPU, of real tokens alone: they stay where they are, end to end.
 
     `first_tokens` (B, T) are those that begin a sequence; None: each row is one.
     """
@@ -116,7 +120,7 @@ def layout_without_padding(mask: Tensor, first_tokens: Tensor | None) -> Layout:
     else:
         starts = first_tokens.flatten().nonzero()[:, 0]
         lengths = starts.diff(append=starts.new_tensor([mask.numel()]))
-        ranks = every - starts.repeat_interleave(lengths)
+        ranks = every - torch.from_numpy(np.repeat(starts.numpy(), lengths.numpy()))
     return _filled(every, ranks, lengths, torch.zeros_like(lengths), every.view(mask.shape))
 
 

@@ -22,6 +22,7 @@ from whet.data import sequences
 from whet.data.batch import HOLES, has_holes
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition
+from whet.kernels.operator import is_exporting
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls
@@ -166,7 +167,7 @@ def n_computed(packed: PackedModel, inputs: Mapping[str, Any]) -> int:
     if not bool(mask[:, 0].all()) or has_holes(mask):
         return mask.numel()
     amount = calls.padding_needed_by(packed.module, record.read(_encoder(packed.module), _ENCODER).amount, inputs)
-    return len(layout_of(mask, amount).columns)
+    return len(layout_of(mask.cpu(), amount).columns)
 
 
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
@@ -174,7 +175,7 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
 
     A graph of torch.compile breaks around it: native operators are no part of a graph, and neither are packed sizes.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _run(self, given, options, record.read(self, _ENCODER).pooled)
     # Also where this function itself is not compiled: a compiler that gave up on it would follow what it calls.
     places = () if torch.compiler.is_compiling() else record.read(self, _ENCODER).pooled
