@@ -5,7 +5,7 @@ these launches over tensors that stay where they are, so it serves batches of on
 their tokens lie end to end, so that a size is a number of tokens, rounded up, and what fills it up is a row more.
 
 The graph of a backward pass adds to gradients that stay where they are, too. The first batch of a size runs launch by
-launch, with the same result and the same masks: those of the whole pass follow from (seed, step, first row).
+launch, with the same result and the same masks: those of the complete pass follow from (seed, step, first row).
 Source: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.make_graphed_callables.
 """
 
@@ -51,7 +51,7 @@ class Graph(Protocol):
     """A recording of what a function launches."""
 
     def capture(self, run: Callable[[], Any]) -> Any:
-        """Run the function, keep what it launches and return what it returns: tensors that a replay fills anew."""
+        """Run the function, keep what it launches and return what it returns: tensors that a replay fills again."""
         ...
 
     def replay(self) -> None:
