@@ -22,6 +22,7 @@ from whet.models.packed import packed_model
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from test_captured import (
     BATCHES,
+    _attend_less,
     _drop_more,
     _freeze,
     _hook,
@@ -94,7 +95,7 @@ def test_other_steps_have_other_masks() -> None:
     assert float(loss_of(found, ON_GPU[0]).detach()) == one != two
 
 
-@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _stop_dropping, _hook, _watch])
+@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _attend_less, _stop_dropping, _hook, _watch])
 def test_changes_of_the_model_count_afterwards(change: Any) -> None:
     found, wanted = model(), model(graphs=False)
     results = []
@@ -171,6 +172,24 @@ def test_a_resumed_training_has_the_curve_of_one_that_was_not(tmp_path: Path, pr
         shutil.rmtree(folder)
     resumed = run(tmp_path / "parts", resume_from_checkpoint="auto")
     assert resumed[-6:] == pytest.approx(whole[-6:], rel=1e-3 if precision == "fp32" else 2e-2)
+
+
+def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
+    one = model()
+    steps(one, ON_GPU[:2])
+    loss_of(one, ON_GPU[0]).backward()
+    weights = list(one.parameters())
+    kept = [weight.grad for weight in weights]
+    before = [grad.clone() for grad in kept if grad is not None]
+    one.zero_grad()
+    loss_of(one, ON_GPU[1]).backward()
+    loss_of(one, ON_GPU[0]).backward()
+    assert all(torch.equal(grad, other) for grad, other in zip(kept, before, strict=True))  # pyright: ignore
+    wanted = model(graphs=False)
+    steps(wanted, ON_GPU[:2])
+    for given in (ON_GPU[1], ON_GPU[0]):
+        loss_of(wanted, given).backward()
+    assert_equal([weight.grad for weight in weights], [weight.grad for weight in wanted.parameters()])  # pyright: ignore
 
 
 def test_states_that_somebody_keeps_are_not_overwritten() -> None:

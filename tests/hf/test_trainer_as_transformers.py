@@ -266,7 +266,7 @@ def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (args.use_cpu, args.eval_strategy, args.train_sampling_strategy) == (True, "steps", "group_by_length")
     assert (args.warmup_steps, args.per_device_train_batch_size, args.ddp_backend) == (0.1, 2, "gloo")
-    assert args.activation_checkpointing
+    assert args.gradient_checkpointing
     with pytest.raises(whet.ConfigError, match="evaluation_strategy"):
         whet.TrainingArguments(str(tmp_path), evaluation_strategy="steps", eval_strategy="no")
     with pytest.raises(whet.ConfigError, match="fp16_backend"):

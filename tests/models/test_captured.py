@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import engine
 import whet
@@ -27,7 +29,7 @@ from whet.models import captured
 
 
 class Recording(TorchDispatchMode):
-    """Operators with their arguments and results, which a replay computes again into the same memory."""
+    """Operators with the memory of their arguments and results, in which a replay computes them again."""
 
     made = 0
     replays = 0
@@ -38,7 +40,7 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs or {})
-        self._tape.append((func, args, kwargs or {}, out))
+        self._tape.append((func, *tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}, out))))
         return out
 
     def capture(self, run: Callable[[], Any]) -> Any:
@@ -177,7 +179,7 @@ def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
     steps(found, BATCHES[:2])
     loss_of(found, BATCHES[0]).backward()
     weights = list(found.parameters())
-    kept = [weight.grad for weight in weights[:3]]
+    kept = [weight.grad for weight in weights]
     before = [one.clone() for one in kept]
     found.zero_grad()
     loss_of(found, BATCHES[1]).backward()
@@ -215,6 +217,11 @@ def _move(one: Any) -> None:
         weight.data = weight.data.clone().mul_(1.1)
 
 
+def _attend_less(one: Any) -> None:
+    for layer in one.bert.encoder.layer:
+        layer.attention.self.scaling = 0.2
+
+
 def _stop_dropping(one: Any) -> None:
     for part in one.bert.encoder.layer[1].modules():
         part.eval()
@@ -228,7 +235,7 @@ def _watch(one: Any) -> None:
     next(one.parameters()).register_hook(lambda grad: grad * 3.0)
 
 
-@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _stop_dropping, _hook, _watch])
+@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _attend_less, _stop_dropping, _hook, _watch])
 def test_changes_of_the_model_count_afterwards(change: Callable[[Any], None]) -> None:
     found, wanted = model(dropout=0.1), model(dropout=0.1, graphs=False)
     results = []
@@ -238,6 +245,65 @@ def test_changes_of_the_model_count_afterwards(change: Callable[[Any], None]) ->
         change(one)
         results.append(steps(one, BATCHES[:2]) + steps(one, BATCHES[:2]))
     assert_equal(*results)
+
+
+def test_frozen_encoder_runs_as_it_did(caplog: pytest.LogCaptureFixture) -> None:
+    results = []
+    for graphs in (True, False):
+        one = model(graphs=graphs)
+        for weight in one.bert.parameters():
+            weight.requires_grad_(False)
+        results.append(steps(one, BATCHES))
+    assert_equal(*results)
+    assert "CUDA graphs" not in caplog.text
+
+
+def test_an_encoder_that_changes_at_each_step_is_recorded_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    found, wanted = model(), model(graphs=False)
+    results = []
+    for one in (found, wanted):
+        losses = []
+        for number in range(5):
+            one.bert.encoder.layer[0].attention.self.scaling = 0.1 + number / 100
+            losses += steps(one, BATCHES[:2])
+        results.append(losses)
+    assert_equal(*results)
+    assert "change all the time" in caplog.text
+    assert Recording.made == 2 * 3
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # peft asks for it
+def test_adapters_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    peft = pytest.importorskip("peft")
+    results = []
+    for graphs in (True, False):
+        torch.manual_seed(0)
+        config = peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False)
+        one = peft.get_peft_model(tiny_model("bert"), config)
+        whet.optimize(one, cuda_graphs=graphs).train()
+        found = steps(one, BATCHES)
+        with one.disable_adapter():
+            found += [loss_of(one, given).detach() for given in BATCHES[:2] * 2]
+        found += steps(one, BATCHES)
+        one.add_adapter("other", peft.LoraConfig(target_modules=["query"], init_lora_weights=False))
+        one.set_adapter("other")
+        found += steps(one, BATCHES)
+        one.set_adapter("default")
+        results.append(found + steps(one, BATCHES))
+    assert_equal(*results)
+    assert Recording.replays >= 16
+    assert "CUDA graphs: off" not in caplog.text
+
+
+def test_threads_have_losses_of_their_own() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    wanted = [float(loss_of(found, given).detach()) for given in BATCHES]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert [*pool.map(lambda given: float(loss_of(found, given).detach()), BATCHES)] == pytest.approx(
+                wanted, rel=1e-4
+            )
 
 
 def test_a_copy_has_graphs_of_its_own() -> None:

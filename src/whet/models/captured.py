@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,9 @@ _MOST_SITES = 4096
 """Places of random masks in a model."""
 _SHARE = 8
 """Sizes are multiples of the largest power of two below them, divided by this number: a batch is filled up by 6 %."""
+_MOST_WASTED = 3
+"""Times in a row that graphs may be made in vain, because the encoder changes again."""
+_LEAST_REPLAYS = 8
 _LEAST_TOKENS = 64
 _LEAST_LENGTH = 128
 
@@ -109,6 +113,7 @@ class _Size:
     has_keys: bool
     has_sizes: bool
     autocast: torch.dtype | None
+    deterministic: bool
 
     @classmethod
     def of(cls, call: Mapping[str, Any], position: BatchPosition) -> _Size:
@@ -125,6 +130,7 @@ class _Size:
             has_keys=position.key_counts is not None,
             has_sizes=position.sizes is not None,
             autocast=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
 
 
@@ -242,6 +248,11 @@ class Passes:
     _graphs: Callable[[], Graph] | None = None
     _token: Tensor | None = None
     _newest_hook: int = -1
+    _replays: int = 0
+    """Passes since the encoder changed."""
+    _wasted: int = 0
+    """How often it has changed too early, in a row."""
+    _at_work: Lock = field(default_factory=Lock)
 
     def __deepcopy__(self, memo: object) -> Passes:
         return Passes()
@@ -255,10 +266,23 @@ class Passes:
         if position is None or self.why_not is not None or not self._suits(packed, position, call):
             return None
         size = _Size.of(call, position)
+        if not self._at_work.acquire(blocking=False):  # another thread
+            return self._launched(packed, forward, size, call, position)
+        try:
+            return self._run(packed, forward, size, call, position)
+        finally:
+            self._at_work.release()
+
+    def _run(
+        self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
+        position: BatchPosition,
+    ) -> Any:  # fmt: skip
         found = self._passes.get(size)
         if self._is_running or (found is None and (size not in self._seen or len(self._passes) >= _MOST_GRAPHS)):
-            self._seen.add(size)  # many sizes come once: their graphs would cost more than they save
-            return self._launched(packed, forward, size, call, position)
+            out = self._launched(packed, forward, size, call, position)
+            if out["last_hidden_state"].requires_grad:
+                self._seen.add(size)  # many sizes come once: their graphs would cost more than they save
+            return out
         found = found or self._captured(packed, forward, size, call, position)
         return None if found is None else self._replayed(found, call, position)
 
@@ -274,9 +298,7 @@ class Passes:
         assert isinstance(encoder, nn.Module)
         if not (torch.is_grad_enabled() and encoder.training) or isinstance(position, StaticPosition):
             return False
-        if self._graphs is None:
-            self._graphs = cuda_graphs(position.slots.device)
-        if self._graphs is None or position.chosen is not None or any(call.get(name) for name in _ASKED):
+        if position.chosen is not None or any(call.get(name) for name in _ASKED):
             return False
         if not all(_is_column(value, position) or _is_flag(value) for value in call.values()):
             return False
@@ -286,9 +308,18 @@ class Passes:
         if state is None or self._is_watched(encoder):
             return False
         if state != self._state:
-            self._forget()
+            self._note_change()
             self._state = state
-        return True
+        if self._graphs is None:
+            self._graphs = cuda_graphs(position.slots.device)
+        return self._graphs is not None and self.why_not is None
+
+    def _note_change(self) -> None:
+        """Forget all graphs; give up if they have been made in vain several times in a row."""
+        self._wasted = self._wasted + 1 if self._passes and self._replays < _LEAST_REPLAYS else 0
+        self._forget()
+        if self._wasted >= _MOST_WASTED:
+            self._give_up("its modes, settings or the places of its weights change all the time")
 
     def _launched(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
@@ -298,10 +329,12 @@ class Passes:
         inputs = _Inputs.new(size, call, position, position)
         generator = generator_of(position.slots.device)
         before = generator.get_state()
-        with packed.placement.at(inputs.position):
-            out = forward(**inputs.columns, **dict(size.flags))
-        if inputs.position.draws:
-            generator.set_state(before)
+        try:
+            with packed.placement.at(inputs.position):
+                out = forward(**inputs.columns, **dict(size.flags))
+        finally:
+            if inputs.position.draws:
+                generator.set_state(before)
         if not isinstance(out, dict):
             raise _not_kept(out)
         out["last_hidden_state"] = out["last_hidden_state"][:, : len(position.slots)]
@@ -318,7 +351,9 @@ class Passes:
 
     def _forget(self) -> None:
         self._passes.clear()
+        self._seen.clear()
         self._gradients, self._every, self._running = [], None, None
+        self._graphs, self._token, self._replays = None, None, 0  # of the device on which the weights were
 
     def _captured(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
@@ -332,7 +367,7 @@ class Passes:
             self._passes[size] = self._capture(packed, forward, size, call, position)
         except torch.OutOfMemoryError:
             self._give_up("the GPU's memory does not suffice for them")
-        except (RuntimeError, ConfigError, TypeError) as error:
+        except Exception as error:
             self._give_up(" ".join(str(error).split())[:200])
         found = self._passes.get(size)
         if found is None and apart is not None:
@@ -401,7 +436,7 @@ class Passes:
     def _replayed(self, found: _Pass, call: Mapping[str, Any], position: BatchPosition) -> Any:
         if self._token is None:
             self._token = torch.empty(0, device=position.slots.device, requires_grad=True)
-        self._serial += 1
+        self._serial, self._replays = self._serial + 1, self._replays + 1
         ticket = _Ticket(self._serial)
         self._running = weakref.ref(ticket)
         found.inputs.fill(call, position)
@@ -413,14 +448,13 @@ class Passes:
 
     def differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
         """Add the gradients of a forward pass to `.grad` of all weights."""
-        held = self._place_gradients()
+        self._require_last(ticket)
+        self._place_gradients()
         self._differentiate(found, ticket, grad)
-        for number in held:
-            parameter, kept = self._gradients[number]
-            parameter.grad = kept.clone()
 
     def gradients(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> list[Tensor]:
         """Return the gradients of a forward pass, for whoever asks for those of chosen tensors; `.grad` stays."""
+        self._require_last(ticket)
         assert self._every is not None
         before = self._every.clone()
         self._every.zero_()
@@ -429,7 +463,7 @@ class Passes:
         self._every.copy_(before)
         return [part.view(one.shape) for part, (one, _) in zip(parts, self._gradients, strict=True)]
 
-    def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
+    def _require_last(self, ticket: _Ticket) -> None:
         if ticket.serial != self._serial:
             raise ConfigError(
                 what="a backward pass comes after the next forward pass of its model",
@@ -437,36 +471,37 @@ class Passes:
                 why="CUDA graphs keep the activations of the last pass only",
                 fix="use cuda_graphs=False",
             )
+
+    def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
         n = grad.shape[1]
         found.grad[:, :n].copy_(grad)
         found.grad[:, n:].zero_()
         found.backward.replay()
         ticket.is_done = True
 
-    def _place_gradients(self) -> list[int]:
+    def _place_gradients(self) -> None:
         """Make `.grad` of each weight the tensor that the graph adds to, with what is in it now.
 
-        Returns the numbers of those that somebody still holds from a step before: these get a tensor of their own.
+        A gradient of an earlier step that somebody has kept moves to memory of its own.
         """
+        for number in range(len(self._gradients)):
+            parameter, kept = self._gradients[number]
+            if parameter.grad is not kept and sys.getrefcount(kept) > _REFERENCES:
+                place = kept.detach()
+                kept.data = place.clone()
+                self._gradients[number] = (parameter, place)
         fresh = [grad for parameter, grad in self._gradients if parameter.grad is None]
         if len(fresh) == len(self._gradients):
             assert self._every is not None
             self._every.zero_()
         elif fresh:
             torch._foreach_zero_(fresh)  # pyright: ignore[reportPrivateImportUsage]
-        del fresh
-        held = []
-        for number in range(len(self._gradients)):
-            parameter, kept = self._gradients[number]
+        for parameter, kept in self._gradients:
             present = parameter.grad
-            if present is None:
-                if sys.getrefcount(kept) > _REFERENCES:
-                    held.append(number)
-                parameter.grad = kept
-            elif present is not kept:
+            if present is not None and present is not kept:
                 kept.copy_(present)
+            if present is not kept:
                 parameter.grad = kept
-        return held
 
 
 _REFERENCES = 3
@@ -585,15 +620,25 @@ def _is_flag(value: Any) -> bool:
 def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
     """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used."""
     found: list[object] = []
+    is_trained = False
     for parameter in encoder.parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return None
+        is_trained = is_trained or parameter.requires_grad
         found.append((parameter.data_ptr(), parameter.requires_grad))
     for module in encoder.modules():
         if getattr(module, "gradient_checkpointing", False):
             return None
-        found.append((module.training, getattr(module, "p", None), type(module)))
-    return tuple(found)
+        found.append(type(module))
+        found += [value for value in module.__dict__.values() if value.__class__ in _SETTINGS]
+        found += [buffer.data_ptr() for buffer in module._buffers.values() if buffer is not None]
+        lists = [value for value in module.__dict__.values() if value.__class__ is list]  # as of adapters' names
+        found += [tuple(value) for value in lists if all(one.__class__ in _SETTINGS for one in value)]
+    return tuple(found) if is_trained else None
+
+
+_SETTINGS = frozenset({bool, int, float, str})
+"""Classes of attributes that a module's forward may branch by, or multiply with: training, p, an active adapter."""
 
 
 def _ranks() -> int:
