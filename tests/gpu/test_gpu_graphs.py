@@ -27,6 +27,8 @@ from test_captured import (
     _freeze,
     _hook,
     _move,
+    _new_weights,
+    _own_forward,
     _stop_dropping,
     _watch,
     assert_equal,
@@ -95,7 +97,9 @@ def test_other_steps_have_other_masks() -> None:
     assert float(loss_of(found, ON_GPU[0]).detach()) == one != two
 
 
-@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _attend_less, _stop_dropping, _hook, _watch])
+@pytest.mark.parametrize(
+    "change", [_freeze, _drop_more, _move, _attend_less, _new_weights, _own_forward, _stop_dropping, _hook, _watch]
+)
 def test_changes_of_the_model_count_afterwards(change: Any) -> None:
     found, wanted = model(), model(graphs=False)
     results = []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 import engine
 import whet
@@ -190,6 +191,64 @@ def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
     assert_equal([one.grad for one in weights], [one.grad for one in wanted.parameters()])
 
 
+def test_gradients_of_a_users_own_are_added_to() -> None:
+    """Views of one buffer, say, whose data somebody replaces as well."""
+    found, wanted = model(), model(graphs=False)
+    results = []
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        weights = list(one.parameters())
+        flat = torch.zeros(sum(weight.numel() for weight in weights))
+        for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
+            weight.grad = part.view_as(weight)
+        loss_of(one, BATCHES[0]).backward()
+        kept = [flat.clone()]
+        for weight in weights:
+            weight.grad.data = weight.grad.data * 0.5
+        loss_of(one, BATCHES[1]).backward()
+        results.append([*kept, *(weight.grad for weight in weights)])
+    assert_equal(*results)
+
+
+def test_a_change_between_forward_and_backward_pass() -> None:
+    found, wanted = model(), model(graphs=False)
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        first = loss_of(one, BATCHES[0])
+        _attend_less(one)
+        (first + loss_of(one, BATCHES[1])).backward()
+    assert_equal([one.grad for one in found.parameters()], [one.grad for one in wanted.parameters()])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_around_the_call_has_its_gradients(reentrant: bool) -> None:
+    results = []
+    for graphs in (True, False):
+        one = model(dropout=0.1, graphs=graphs)
+        steps(one, BATCHES[:2])
+        one.zero_grad()
+        scale = torch.ones((), requires_grad=True)
+        for given in BATCHES[:2]:
+            loss = checkpoint(lambda by, given=given, one=one: loss_of(one, given) * by, scale, use_reentrant=reentrant)
+            loss.backward()  # pyright: ignore
+        results.append([weight.grad for weight in one.parameters()])
+    assert_equal(*results)
+
+
+def test_weights_that_a_function_gives_have_gradients() -> None:
+    results = []
+    for graphs in (True, False):
+        one = model(graphs=graphs)
+        steps(one, BATCHES[:2])
+        one.zero_grad()
+        given = {name: weight * 1.01 for name, weight in one.named_parameters()}
+        out = torch.func.functional_call(one, given, (), dict(BATCHES[0]))
+        out.start_logits.square().mean().backward()
+        results.append([weight.grad for weight in one.parameters() if weight.grad is not None])
+    assert_equal(*results)
+    assert len(results[0]) > 10
+
+
 def test_a_second_backward_pass_after_another_forward_pass_is_refused() -> None:
     found = model()
     steps(found, BATCHES[:2])
@@ -222,6 +281,18 @@ def _attend_less(one: Any) -> None:
         layer.attention.self.scaling = 0.2
 
 
+def _new_weights(one: Any) -> None:
+    for module in one.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(weight.data))
+
+
+def _own_forward(one: Any) -> None:
+    dense = one.bert.encoder.layer[0].output.dense
+    inner = dense.forward
+    dense.forward = lambda x: inner(x) * 2.0
+
+
 def _stop_dropping(one: Any) -> None:
     for part in one.bert.encoder.layer[1].modules():
         part.eval()
@@ -235,7 +306,9 @@ def _watch(one: Any) -> None:
     next(one.parameters()).register_hook(lambda grad: grad * 3.0)
 
 
-@pytest.mark.parametrize("change", [_freeze, _drop_more, _move, _attend_less, _stop_dropping, _hook, _watch])
+@pytest.mark.parametrize(
+    "change", [_freeze, _drop_more, _move, _attend_less, _new_weights, _own_forward, _stop_dropping, _hook, _watch]
+)
 def test_changes_of_the_model_count_afterwards(change: Callable[[Any], None]) -> None:
     found, wanted = model(dropout=0.1), model(dropout=0.1, graphs=False)
     results = []

@@ -4,14 +4,14 @@ A GPU computes a pass in less time than a processor takes to launch its kernels 
 these launches over tensors that stay where they are, so it serves batches of one size. Packed batches make that cheap:
 their tokens lie end to end, so that a size is a number of tokens, rounded up, and what fills it up is a row more.
 
-The graph of a backward pass adds to gradients that stay where they are, too. The first batch of a size runs launch by
-launch, with the same result and the same masks: those of the complete pass follow from (seed, step, first row).
+The graph of a backward pass writes gradients to one place, from which they are added to those of the weights. The first
+batch of a size runs launch by launch, with the same result and the same masks: those of the complete pass follow from
+(seed, step, first row).
 Source: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.make_graphed_callables.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -240,7 +240,7 @@ class Passes:
     _state: tuple[object, ...] = ()
     """All of the encoder that the graphs depend on besides the values of its weights."""
     _gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    """The weights that a pass trains, and their gradients, which stay where they are."""
+    """The weights that a pass trains, and where its graph writes their gradients."""
     _every: Tensor | None = None
     """The memory of all these gradients."""
     _serial: int = 0
@@ -266,7 +266,8 @@ class Passes:
         if position is None or self.why_not is not None or not self._suits(packed, position, call):
             return None
         size = _Size.of(call, position)
-        if not self._at_work.acquire(blocking=False):  # another thread
+        # Passes without gradients, and those that a backward pass repeats, have the masks of graphs and are none.
+        if not _is_of_a_training() or not self._at_work.acquire(blocking=False):
             return self._launched(packed, forward, size, call, position)
         try:
             return self._run(packed, forward, size, call, position)
@@ -296,7 +297,7 @@ class Passes:
         """Return whether graphs know all that this pass depends on; forget them if the encoder has changed."""
         encoder = packed.module.base_model
         assert isinstance(encoder, nn.Module)
-        if not (torch.is_grad_enabled() and encoder.training) or isinstance(position, StaticPosition):
+        if not encoder.training or isinstance(position, StaticPosition) or _has_global_hooks():
             return False
         if position.chosen is not None or any(call.get(name) for name in _ASKED):
             return False
@@ -308,6 +309,8 @@ class Passes:
         if state is None or self._is_watched(encoder):
             return False
         if state != self._state:
+            if self._is_running:
+                return False  # its backward pass reads what would be forgotten
             self._note_change()
             self._state = state
         if self._graphs is None:
@@ -417,7 +420,7 @@ class Passes:
 
             def back() -> None:
                 """Afterwards the activations are free for other graphs: one pass runs at a time."""
-                torch._foreach_add_(kept, torch.autograd.grad(states, inside, zeros))  # pyright: ignore
+                torch._foreach_copy_(kept, torch.autograd.grad(states, inside, zeros))  # pyright: ignore
 
             backward_graph.capture(back)
         return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled)
@@ -447,23 +450,27 @@ class Passes:
         return found.kind(last_hidden_state=states, **({"pooler_output": states[:, 0]} if found.pooled else {}))
 
     def differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
-        """Add the gradients of a forward pass to `.grad` of all weights."""
-        self._require_last(ticket)
-        self._place_gradients()
+        """Add the gradients of a forward pass to `.grad` of all weights; new ones get memory of their own."""
         self._differentiate(found, ticket, grad)
+        present = [(weight.grad, kept) for weight, kept in self._gradients if weight.grad is not None]
+        if present:
+            torch._foreach_add_(*map(list, zip(*present, strict=True)))  # pyright: ignore
+        if len(present) < len(self._gradients):
+            for (weight, _), fresh in zip(self._gradients, self._copies(), strict=True):
+                if weight.grad is None:
+                    weight.grad = fresh
 
     def gradients(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> list[Tensor]:
         """Return the gradients of a forward pass, for whoever asks for those of chosen tensors; `.grad` stays."""
-        self._require_last(ticket)
-        assert self._every is not None
-        before = self._every.clone()
-        self._every.zero_()
         self._differentiate(found, ticket, grad)
+        return self._copies()
+
+    def _copies(self) -> list[Tensor]:
+        assert self._every is not None
         parts = self._every.clone().split([one.numel() for one, _ in self._gradients])
-        self._every.copy_(before)
         return [part.view(one.shape) for part, (one, _) in zip(parts, self._gradients, strict=True)]
 
-    def _require_last(self, ticket: _Ticket) -> None:
+    def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
         if ticket.serial != self._serial:
             raise ConfigError(
                 what="a backward pass comes after the next forward pass of its model",
@@ -471,41 +478,11 @@ class Passes:
                 why="CUDA graphs keep the activations of the last pass only",
                 fix="use cuda_graphs=False",
             )
-
-    def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
         n = grad.shape[1]
         found.grad[:, :n].copy_(grad)
         found.grad[:, n:].zero_()
         found.backward.replay()
         ticket.is_done = True
-
-    def _place_gradients(self) -> None:
-        """Make `.grad` of each weight the tensor that the graph adds to, with what is in it now.
-
-        A gradient of an earlier step that somebody has kept moves to memory of its own.
-        """
-        for number in range(len(self._gradients)):
-            parameter, kept = self._gradients[number]
-            if parameter.grad is not kept and sys.getrefcount(kept) > _REFERENCES:
-                place = kept.detach()
-                kept.data = place.clone()
-                self._gradients[number] = (parameter, place)
-        fresh = [grad for parameter, grad in self._gradients if parameter.grad is None]
-        if len(fresh) == len(self._gradients):
-            assert self._every is not None
-            self._every.zero_()
-        elif fresh:
-            torch._foreach_zero_(fresh)  # pyright: ignore[reportPrivateImportUsage]
-        for parameter, kept in self._gradients:
-            present = parameter.grad
-            if present is not None and present is not kept:
-                kept.copy_(present)
-            if present is not kept:
-                parameter.grad = kept
-
-
-_REFERENCES = 3
-"""Python's references to a gradient that nobody else holds: the pair in the list, the loop's name, the count's own."""
 
 
 class _Replayed(Function):
@@ -630,18 +607,22 @@ def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
         if own.get("gradient_checkpointing"):
             return None
         found.append(module.__class__)
+        if module is not encoder:
+            found.append(id(own.get("forward")))
         for value in own.values():
             kind = value.__class__
             if kind in _SETTINGS:
                 found.append(value)
-            elif kind is list and all(one.__class__ in _SETTINGS for one in value):  # as of adapters' names
-                found.append(tuple(value))
+            elif kind is list or kind is tuple:  # as of adapters' names
+                found += [one for one in value if one.__class__ in _SETTINGS]
+            elif kind is dict and value:  # as of adapters' factors
+                found += [item for item in value.items() if item[1].__class__ in _SETTINGS]
         for parameter in own["_parameters"].values():
             if parameter is not None:
-                if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                if not parameter.is_leaf or parameter._backward_hooks or _hooks_after(parameter):
                     return None
                 is_trained = is_trained or parameter.requires_grad
-                found += (parameter.data_ptr(), parameter.requires_grad)
+                found += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
         found += [buffer.data_ptr() for buffer in own["_buffers"].values() if buffer is not None]
         left += [child for child in own["_modules"].values() if child is not None]
     return tuple(found) if is_trained else None
@@ -649,6 +630,28 @@ def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
 
 _SETTINGS = frozenset({bool, int, float, str})
 """Classes of attributes that a module's forward may branch by, or multiply with: training, p, an active adapter."""
+
+
+def _hooks_after(parameter: nn.Parameter) -> Any:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)
+
+
+def _has_global_hooks() -> bool:
+    """Return whether hooks look at all modules of the process."""
+    module = nn.modules.module
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks or module._global_backward_hooks)
+
+
+def _is_of_a_training() -> bool:
+    """Return whether a pass keeps its activations for a backward pass, and nobody else looks at its operators."""
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(False) is None  # pyright: ignore
+    except (AttributeError, TypeError):  # not in every torch; a graph then keeps its activations as it does
+        return True
 
 
 def _ranks() -> int:
