@@ -249,14 +249,25 @@ def test_weights_that_a_function_gives_have_gradients() -> None:
     assert len(results[0]) > 10
 
 
-def test_a_second_backward_pass_after_another_forward_pass_is_refused() -> None:
+def test_a_second_backward_pass_is_refused() -> None:
     found = model()
     steps(found, BATCHES[:2])
     loss = loss_of(found, BATCHES[0])
     loss.backward(retain_graph=True)
-    loss.backward(retain_graph=True)
+    with pytest.raises(ConfigError, match="cuda_graphs=False"):  # a graph's backward pass overwrites what it has read
+        loss.backward(retain_graph=True)
     loss_of(found, BATCHES[0]).backward()
     with pytest.raises(ConfigError, match="cuda_graphs=False"):
+        loss.backward()
+
+
+def test_weights_that_change_before_the_backward_pass_are_refused() -> None:
+    found = model()
+    steps(found, BATCHES[:2])
+    loss = loss_of(found, BATCHES[0])
+    with torch.no_grad():
+        found.bert.encoder.layer[0].output.dense.weight.mul_(1.1)
+    with pytest.raises(ConfigError, match="weights have changed"):
         loss.backward()
 
 
@@ -287,6 +298,10 @@ def _new_weights(one: Any) -> None:
             setattr(module, name, torch.nn.Parameter(weight.data))
 
 
+def _watch_backward(one: Any) -> None:
+    one.bert.encoder.layer[0].register_full_backward_pre_hook(lambda module, grads: tuple(g * 3.0 for g in grads))
+
+
 def _own_forward(one: Any) -> None:
     dense = one.bert.encoder.layer[0].output.dense
     inner = dense.forward
@@ -307,7 +322,19 @@ def _watch(one: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [_freeze, _drop_more, _move, _attend_less, _new_weights, _own_forward, _stop_dropping, _hook, _watch]
+    "change",
+    [
+        _freeze,
+        _drop_more,
+        _move,
+        _attend_less,
+        _new_weights,
+        _own_forward,
+        _watch_backward,
+        _stop_dropping,
+        _hook,
+        _watch,
+    ],
 )
 def test_changes_of_the_model_count_afterwards(change: Callable[[Any], None]) -> None:
     found, wanted = model(dropout=0.1), model(dropout=0.1, graphs=False)

@@ -226,6 +226,8 @@ class _Ticket:
     """A forward pass whose backward pass may still come."""
 
     serial: int
+    weights: list[tuple[int, int]]
+    """Version and place of each weight at the forward pass."""
     is_done: bool = False
 
 
@@ -308,7 +310,7 @@ class Passes:
         state = _state_of(encoder)
         if state is None or self._is_watched(encoder):
             return False
-        if state != self._state:
+        if state != self._state and _is_of_a_training():  # others leave no graph
             if self._is_running:
                 return False  # its backward pass reads what would be forgotten
             self._note_change()
@@ -355,6 +357,7 @@ class Passes:
     def _forget(self) -> None:
         self._passes.clear()
         self._seen.clear()
+        self._serial += 1
         self._gradients, self._every, self._running = [], None, None
         self._graphs, self._token, self._replays = None, None, 0  # of the device on which the weights were
 
@@ -440,7 +443,7 @@ class Passes:
         if self._token is None:
             self._token = torch.empty(0, device=position.slots.device, requires_grad=True)
         self._serial, self._replays = self._serial + 1, self._replays + 1
-        ticket = _Ticket(self._serial)
+        ticket = _Ticket(self._serial, self._versions())
         self._running = weakref.ref(ticket)
         found.inputs.fill(call, position)
         with found.masks_of(position):
@@ -466,17 +469,25 @@ class Passes:
         return self._copies()
 
     def _copies(self) -> list[Tensor]:
-        assert self._every is not None
-        parts = self._every.clone().split([one.numel() for one, _ in self._gradients])
-        return [part.view(one.shape) for part, (one, _) in zip(parts, self._gradients, strict=True)]
+        """Return the gradients, each in memory of its own: who keeps one keeps no other."""
+        return list(torch._foreach_mul([kept for _, kept in self._gradients], 1.0))  # pyright: ignore
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(one._version, one.data_ptr()) for one, _ in self._gradients]
 
     def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
-        if ticket.serial != self._serial:
+        if ticket.is_done or ticket.serial != self._serial:
             raise ConfigError(
-                what="a backward pass comes after the next forward pass of its model",
-                got="a second backward pass, with retain_graph=True",
-                why="CUDA graphs keep the activations of the last pass only",
+                what="a forward pass has a second backward pass, or one after the next forward pass",
+                got="retain_graph=True",
+                why="CUDA graphs keep the activations of the last pass, and its backward pass overwrites them",
                 fix="use cuda_graphs=False",
+            )
+        if ticket.weights != self._versions():
+            raise ConfigError(
+                what="weights have changed between a forward pass and its backward pass",
+                why="the gradients would be those of neither",
+                fix="call backward() first",
             )
         n = grad.shape[1]
         found.grad[:, :n].copy_(grad)
@@ -583,7 +594,9 @@ def _on_the_side(device: torch.device) -> Iterator[None]:
 
 def _counts(name: str, value: Any) -> bool:
     """Return whether an argument may change the pass; numbers of transformers' losses, say, do not."""
-    return value is not None and not (name in NO_EFFECT and isinstance(value, Tensor) and value.dim() == 0)
+    if value is None or name not in NO_EFFECT:
+        return value is not None
+    return not (value.__class__ is int or (isinstance(value, Tensor) and value.dim() == 0))
 
 
 def _is_column(value: Any, position: BatchPosition) -> bool:
@@ -604,11 +617,13 @@ def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
     while left:
         module = left.pop()
         own = module.__dict__
-        if own.get("gradient_checkpointing"):
+        if own.get("gradient_checkpointing") or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             return None
+        if not module.__class__.__module__.startswith(_KNOWN):
+            return None  # it may read anything, or draw numbers on the CPU
         found.append(module.__class__)
         if module is not encoder:
-            found.append(id(own.get("forward")))
+            found.append(own.get("forward"))
         for value in own.values():
             kind = value.__class__
             if kind in _SETTINGS:
@@ -622,12 +637,16 @@ def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
                 if not parameter.is_leaf or parameter._backward_hooks or _hooks_after(parameter):
                     return None
                 is_trained = is_trained or parameter.requires_grad
-                found += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
+                found += (id(parameter), parameter.data_ptr(), parameter.stride(), parameter.requires_grad)
         found += [buffer.data_ptr() for buffer in own["_buffers"].values() if buffer is not None]
         left += [child for child in own["_modules"].values() if child is not None]
+    config = vars(encoder.config)  # pyright: ignore[reportArgumentType]
+    found += [value for value in config.values() if value.__class__ in _SETTINGS]
     return tuple(found) if is_trained else None
 
 
+_KNOWN = ("torch.", "transformers.", "peft.", "whet.")
+"""Packages whose modules compute from what `_state_of` sees."""
 _SETTINGS = frozenset({bool, int, float, str})
 """Classes of attributes that a module's forward may branch by, or multiply with: training, p, an active adapter."""
 
@@ -639,12 +658,13 @@ def _hooks_after(parameter: nn.Parameter) -> Any:
 def _has_global_hooks() -> bool:
     """Return whether hooks look at all modules of the process."""
     module = nn.modules.module
-    return bool(module._global_forward_hooks or module._global_forward_pre_hooks or module._global_backward_hooks)
+    of_backward = module._global_backward_hooks or module._global_backward_pre_hooks
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks or of_backward)
 
 
 def _is_of_a_training() -> bool:
     """Return whether a pass keeps its activations for a backward pass, and nobody else looks at its operators."""
-    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or torch.is_anomaly_enabled():
         return False
     if torch._C._len_torch_dispatch_stack():
         return False
