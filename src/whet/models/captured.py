@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
 import torch
@@ -254,7 +254,7 @@ class Passes:
     """Passes since the encoder changed."""
     _wasted: int = 0
     """How often it has changed too early, in a row."""
-    _at_work: Lock = field(default_factory=Lock)
+    _at_work: Any = field(default_factory=RLock)
 
     def __deepcopy__(self, memo: object) -> Passes:
         return Passes()
@@ -269,12 +269,10 @@ class Passes:
             return None
         size = _Size.of(call, position)
         # Passes without gradients, and those that a backward pass repeats, have the masks of graphs and are none.
-        if not _is_of_a_training() or not self._at_work.acquire(blocking=False):
+        if not _is_of_a_training():
             return self._launched(packed, forward, size, call, position)
-        try:
+        with self._at_work:  # while a graph records, the weights have stand-ins that other threads must not train
             return self._run(packed, forward, size, call, position)
-        finally:
-            self._at_work.release()
 
     def _run(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
