@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,8 +172,6 @@ def test_a_resumed_training_has_the_curve_of_one_that_was_not(tmp_path: Path, pr
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", save_strategy="steps", save_steps=6)
     for folder in sorted((tmp_path / "parts").glob("*12")):
-        import shutil
-
         shutil.rmtree(folder)
     resumed = run(tmp_path / "parts", resume_from_checkpoint="auto")
     assert resumed[-6:] == pytest.approx(whole[-6:], rel=1e-3 if precision == "fp32" else 2e-2)

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils.hooks import RemovableHandle
 
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, StaticPosition
@@ -31,7 +30,8 @@ from whet.kernels.dropout import generator_of, pass_seed, seeded
 from whet.log import logger
 from whet.models import record
 from whet.models.fused.limits import NO_EFFECT
-from whet.models.packed import PackedModel, hooks_inside
+from whet.models.packed import PackedModel
+from whet.models.standard import is_harmless
 
 ENTRY = "cuda graphs"
 """The entry in the record of a model whose passes may be captured."""
@@ -243,13 +243,10 @@ class Passes:
     """All of the encoder that the graphs depend on besides the values of its weights."""
     _gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     """The weights that a pass trains, and where its graph writes their gradients."""
-    _every: Tensor | None = None
-    """The memory of all these gradients."""
     _serial: int = 0
     _running: weakref.ref[_Ticket] | None = None
     _graphs: Callable[[], Graph] | None = None
     _token: Tensor | None = None
-    _newest_hook: int = -1
     _replays: int = 0
     """Passes since the encoder changed."""
     _wasted: int = 0
@@ -306,7 +303,7 @@ class Passes:
         if _ranks() > 1 or any(record.read(packed.module, name) is not None for name in _NOT_WITH):
             return False
         state = _state_of(encoder)
-        if state is None or self._is_watched(encoder):
+        if state is None:
             return False
         if state != self._state and _is_of_a_training():  # others leave no graph
             if self._is_running:
@@ -343,20 +340,11 @@ class Passes:
         out["last_hidden_state"] = out["last_hidden_state"][:, : len(position.slots)]
         return out
 
-    def _is_watched(self, encoder: nn.Module) -> bool:
-        """Return whether hooks look at modules inside the encoder; they are looked for after one was registered."""
-        if self._newest_hook == RemovableHandle.next_id:
-            return False
-        if any(True for _ in hooks_inside(encoder)):
-            return True
-        self._newest_hook = RemovableHandle.next_id
-        return False
-
     def _forget(self) -> None:
         self._passes.clear()
         self._seen.clear()
         self._serial += 1
-        self._gradients, self._every, self._running = [], None, None
+        self._gradients, self._running = [], None
         self._graphs, self._token, self._replays = None, None, 0  # of the device on which the weights were
 
     def _captured(
@@ -433,9 +421,7 @@ class Passes:
             return
         if len({(one.dtype, one.device) for one in used}) != 1:
             raise RuntimeError("the weights have several formats")
-        self._every = torch.zeros(sum(one.numel() for one in used), dtype=used[0].dtype, device=used[0].device)
-        parts = self._every.split([one.numel() for one in used])
-        self._gradients = [(one, part.view(one.shape)) for one, part in zip(used, parts, strict=True)]
+        self._gradients = [(one, torch.zeros_like(one, requires_grad=False)) for one in used]
 
     def _replayed(self, found: _Pass, call: Mapping[str, Any], position: BatchPosition) -> Any:
         if self._token is None:
@@ -621,6 +607,8 @@ def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
             return None  # it may read anything, or draw numbers on the CPU
         found.append(module.__class__)
         if module is not encoder:
+            if not all(map(is_harmless, (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()))):
+                return None
             found.append(own.get("forward"))
         for value in own.values():
             kind = value.__class__

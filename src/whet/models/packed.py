@@ -72,7 +72,7 @@ class InnerHooks:
         if newest == self._newest and not (self.row_wise or self.reshape):  # torch does not count those removed
             return
         self._newest = newest
-        homes = [(name, home_of(hook)) for name, hook in hooks_inside(encoder)]
+        homes = [(name, home_of(hook)) for name, hook in _hooks_inside(encoder)]
         names = dict.fromkeys(name for name, home in homes if not home.startswith(_GIVES_ROWS))
         self.row_wise = any(home.startswith(_GIVES_ROWS) for _, home in homes)
         self.reshape = self.reshape and bool(names)
@@ -81,7 +81,7 @@ class InnerHooks:
             _warn([*names])
 
 
-def hooks_inside(encoder: nn.Module) -> Iterator[tuple[str, Any]]:
+def _hooks_inside(encoder: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the forward hooks on modules inside the encoder that may see or change something, and the module's name."""
     for name, module in encoder.named_modules():
         if name and (module._forward_hooks or module._forward_pre_hooks):
