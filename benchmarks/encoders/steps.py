@@ -2,11 +2,15 @@
 
     python benchmarks/encoders/steps.py --data FOLDER --peers .venv-peers/bin/python
     python benchmarks/encoders/steps.py --data FOLDER --jobs pairs --models minilm
+    python benchmarks/encoders/steps.py --data FOLDER --other CHECKOUT   # has whet become slower?
 
 FOLDER holds the folders banking77, xquad and ud_ewt. Each match starts one worker of transformers' Trainer and whet's;
 they take the same steps by turns, MiniLM on short rows ten at a time after thirty. The first match has the library's
 defaults (fp32, rows in random order, padded to the longest of the batch) on random batches; the others its best options
 (rows grouped by length, fused AdamW, fp32 or bf16) on batches of like length. docs/benchmarks.md has the results.
+
+With `--other`, whet of another checkout, with its `.venv`, takes the steps on random batches instead of a peer; nothing
+is kept. A ratio above 1 means that this checkout takes longer, or more memory.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 PEERS = ("defaults", "best_fp32", "best_bf16")
 WHETS = ("whet_fp32", "whet_auto")
+OTHERS = ("other_fp32", "other_auto")
 BEST_MUST = 1.5
 """How many times as fast as the library's best options a step must be."""
 PAUSE_S = 0.2
@@ -53,6 +58,16 @@ class Bench:
     """The Python of the peers' environment."""
     n_threads: int
     rounds: int | None = None
+    other: Path | None = None
+    """A checkout of whet to compare this one with."""
+
+    def worker(self, side: str) -> list[str]:
+        """Return the Python, the script and the name there of a side."""
+        if side.startswith("other_") and self.other is not None:
+            script = self.other / HERE.relative_to(HERE.parents[1]) / "encoder_worker.py"
+            return [str(self.other / ".venv" / "bin" / "python"), str(script), "--side", side.replace("other", "whet")]
+        python = sys.executable if side in WHETS else self.peers
+        return [python, str(HERE / "encoder_worker.py"), "--side", side]
 
 
 def batches_of(rows: list[Row], size: int, n_steps: int, *, grouped: bool) -> list[list[Row]]:
@@ -78,25 +93,26 @@ def batches_of(rows: list[Row], size: int, n_steps: int, *, grouped: bool) -> li
 
 def start(bench: Bench, side: str, head: str, model: Path, batches: Path) -> Worker:
     """Start a side, wait until it is ready, and let it take the first step, which warms up."""
-    python = sys.executable if side.startswith("whet") else bench.peers
-    words = ["--side", side, "--head", head, "--model", model, "--batches", batches, "--folder", bench.folder / side]
-    command = [python, str(HERE / "encoder_worker.py"), *map(str, words)]
-    return Worker(command, bench.folder / f"{side}.log", n_threads=bench.n_threads, with_whet=side in WHETS).warm_up()
+    words = ["--head", head, "--model", model, "--batches", batches, "--folder", bench.folder / side]
+    command = [*bench.worker(side), *map(str, words)]
+    with_whet = side in (*WHETS, *OTHERS)
+    return Worker(command, bench.folder / f"{side}.log", n_threads=bench.n_threads, with_whet=with_whet).warm_up()
 
 
-def match(bench: Bench, job: str, shape: str, peer: str) -> dict[str, Any]:
+def match(bench: Bench, job: str, shape: str, *others: str) -> dict[str, Any]:
     """Return seconds of each turn by side, tokens and places of each turn, peak memory, and what each side says."""
     turn, n_turns = turn_of(JOBS[job], SHAPES[shape]), bench.rounds or SHAPES[shape].rounds
     n_steps = n_turns * turn.n_steps + turn.n_warm
     rows = list(JOBS[job].rows(bench.data, tokenizer_of(shape)))
-    batches = batches_of(rows, SHAPES[shape].batch, n_steps, grouped=peer != "defaults")
+    batches = batches_of(rows, SHAPES[shape].batch, n_steps, grouped=others[0].startswith("best"))
     file = bench.folder / "batches.json"
     file.write_text(json.dumps([[dict(row) for row in batch] for batch in batches]), "utf-8")
     model = bench.folder / f"{shape}-{job}"
     if not model.exists():
         make_model(shape, JOBS[job], model)
     with ExitStack() as stack:
-        sides = {side: stack.enter_context(start(bench, side, JOBS[job].head, model, file)) for side in (peer, *WHETS)}
+        head, names = JOBS[job].head, (*others, *WHETS)
+        sides = {side: stack.enter_context(start(bench, side, head, model, file)) for side in names}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         for worker in sides.values():
             take(worker, turn.n_warm - 1)
@@ -132,6 +148,16 @@ def line_of(job: str, peer: str, found: dict[str, Any]) -> str:
     return f"  {peer:10} {shown:44} {memory:6.2f} {must:5.1f} {'yes' if good else 'NO'}"
 
 
+def line_of_other(found: dict[str, Any]) -> str:
+    """Return the seconds and the memory of this checkout over those of the other, in fp32 and in its own choice."""
+    shown = []
+    for side, other in zip(WHETS, OTHERS, strict=True):
+        ratios = quotients(found["seconds"][side], found["seconds"][other])
+        memory = found["peak_bytes"][side] / found["peak_bytes"][other]
+        shown.append(f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}), memory {memory:.3f}")
+    return "  " + "   ".join(shown)
+
+
 def quotients(one: Sequence[float], other: Sequence[float]) -> list[float]:
     """Return one's seconds over the other's, step by step."""
     return [a / b for a, b in zip(one, other, strict=True)]
@@ -151,6 +177,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns of each match; default: 8 for MiniLM, 3 for others")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--other", type=Path, help="another checkout of whet, with its .venv, instead of the peers")
     return parser.parse_args()
 
 
@@ -161,12 +188,16 @@ def main() -> None:
     if missing:
         sys.exit(f"error: {options.data} has no {' and no '.join(missing)}\n  fix: make bench-encoders DATA=FOLDER")
     results = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {}
-    print("steps/s against transformers' Trainer, median (range)        memory  must")
+    if options.other is None:
+        print("steps/s against transformers' Trainer, median (range)        memory  must")
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
-        bench = Bench(options.data, Path(folder), options.peers, options.threads, options.rounds)
+        bench = Bench(options.data, Path(folder), options.peers, options.threads, options.rounds, options.other)
         for shape in options.models:
             for job in options.jobs:
                 print(f"{SHAPES[shape].title}, {JOBS[job].title}: whet in fp32, in its own choice", flush=True)
+                if options.other is not None:
+                    print(line_of_other(match(bench, job, shape, *OTHERS)), flush=True)
+                    continue
                 for peer in options.against:
                     found = match(bench, job, shape, peer)
                     results.setdefault(shape, {}).setdefault(job, {})[peer] = found | {"machine": facts()}

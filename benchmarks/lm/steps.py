@@ -3,6 +3,7 @@
     python benchmarks/lm/steps.py --peers .venv-peers/bin/python
     python benchmarks/lm/steps.py --models llama60m --against defaults trl_bf16 --rounds 3
     python benchmarks/lm/steps.py --models gpt2 --llm_c FOLDER
+    python benchmarks/lm/steps.py --other CHECKOUT   # has whet become slower?
     python benchmarks/lm/steps.py --table
 
 Rows have 32 to 1,024 random tokens. Each match starts one worker of the other library and whet's, and they take steps
@@ -12,6 +13,9 @@ rows, so tokens a second are compared; `lora` is whet with an adapter of rank 16
 without. For GPT-2, FOLDER has the sources of llm.c, which trains 4 rows of 64 and of 256 tokens. `limit` is the time
 that the matrix products alone take (benchmarks/cpu/flops.py says how they are counted; causal attention is half of it).
 Results are kept as each match ends.
+
+With `--other`, whet of another checkout, with its `.venv`, takes the steps on the rows of `defaults` instead; nothing
+is kept. A ratio above 1 means that this checkout takes longer, or more memory.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -39,6 +44,7 @@ from protocol import Worker
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 WHETS = ("whet_fp32", "whet_auto")
+OTHERS = ("other_fp32", "other_auto")
 PEERS = ("defaults", "best_fp32", "best_bf16", "trl_fp32", "trl_bf16")
 MATCHES = (*PEERS, "lora", "llm_c", "limit")
 MUST = {
@@ -66,6 +72,15 @@ class Bench:
     n_threads: int
     rounds: int
     llm_c: Path | None
+    other: Path | None
+    """A checkout of whet to compare this one with."""
+
+    def worker(self, side: str) -> list[str]:
+        """Return the Python, the script and the name there of a side."""
+        if side.startswith("other_") and self.other is not None:
+            script = self.other / HERE.relative_to(HERE.parents[1]) / "lm_worker.py"
+            return [str(self.other / ".venv" / "bin" / "python"), str(script), "--side", side.replace("other", "whet")]
+        return [sys.executable if side.startswith("whet") else self.peers, str(HERE / "lm_worker.py"), "--side", side]
 
     def model(self, name: str) -> Path:
         """Return the folder of the model, made at the first call."""
@@ -123,9 +138,9 @@ def _tokens(answer: dict[str, Any], given: list[Row], batch: int) -> int:
 
 def _started(bench: Bench, side: str, model: Path, batch: int, file: Path) -> Worker:
     """Start a side, wait until it is ready, and let it take the first of the two steps that warm up."""
-    own = side.startswith("whet")
-    words = ["--side", side, "--model", model, "--rows", file, "--batch", batch, "--folder", bench.folder / side]
-    command = [sys.executable if own else bench.peers, str(HERE / "lm_worker.py"), *map(str, words)]
+    words = ["--model", model, "--rows", file, "--batch", batch, "--folder", bench.folder / side]
+    command = [*bench.worker(side), *map(str, words)]
+    own = side.startswith(("whet", "other"))
     return Worker(command, bench.folder / f"{side}.log", n_threads=bench.n_threads, with_whet=own).warm_up()
 
 
@@ -141,6 +156,18 @@ def match(bench: Bench, name: str, against: str) -> dict[str, Any]:
     n_steps = (bench.rounds + 1) * 2 if against.startswith("trl") else bench.rounds
     given = rows_of(name, n_steps, grouped=against.startswith("best"))
     return trained(bench, bench.model(name), batch, given, (against, *WHETS))
+
+
+def line_of_other(bench: Bench, name: str) -> str:
+    """Return the seconds and the memory of this checkout over those of the other, in fp32 and in its own choice."""
+    given = rows_of(name, bench.rounds, grouped=False)
+    found = trained(bench, bench.model(name), DECODERS[name].batch, given, (*OTHERS, *WHETS))
+    shown = []
+    for side, other in zip(WHETS, OTHERS, strict=True):
+        ratios = [a / b for a, b in zip(found[side]["seconds"], found[other]["seconds"], strict=True)]
+        memory = found[side]["peak_bytes"] / found[other]["peak_bytes"]
+        shown.append(f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}), memory {memory:.3f}")
+    return f"{DECODERS[name].title}: " + "   ".join(shown)
 
 
 def match_llm_c(bench: Bench, name: str, length: int) -> dict[str, Any]:
@@ -208,16 +235,23 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is on file, measure nothing")
+    parser.add_argument("--other", type=Path, help="another checkout of whet, with its .venv, instead of the peers")
     return parser.parse_args()
 
 
 def main() -> None:
     """Run the matches, keep each as it ends, print the table."""
     options = options_of()
+    if options.other is not None:
+        with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
+            bench = Bench(Path(folder), options.peers, options.threads, options.rounds, None, options.other)
+            for name in options.models:
+                print(line_of_other(bench, name), flush=True)
+        return
     results = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {}
     if not options.table:
         with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
-            bench = Bench(Path(folder), options.peers, options.threads, options.rounds, options.llm_c)
+            bench = Bench(Path(folder), options.peers, options.threads, options.rounds, options.llm_c, None)
             for name in options.models:
                 for key, found in _matches(bench, name, options.against):
                     results.setdefault(name, {})[key] = found | {"machine": facts()}
