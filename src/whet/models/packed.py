@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -51,6 +53,8 @@ _REPLICATE = "_replicate_for_data_parallel"
 _GIVES_ROWS = "peft."
 """The package whose hooks hand a layer something for each row, such as the name of its adapter."""
 
+_ALPHA = "neftune_noise_alpha"
+
 
 class InnerHooks:
     """The hooks inside one encoder, which get all rows of a batch in one, (1, N, D).
@@ -65,6 +69,8 @@ class InnerHooks:
         """Whether a library's hooks give each row something of its own."""
         self.reshape = False
         """Whether a pass has shown that a hook returns another shape than it gets, and hooks are still there."""
+        self._noisy: list[Any] = []
+        """Embedding tables to whose results NEFTune (`neftune_noise_alpha`) adds noise."""
 
     def look(self, encoder: nn.Module) -> None:
         """See which hooks there are, and say once that those of a user's own get packed tensors."""
@@ -72,13 +78,36 @@ class InnerHooks:
         if newest == self._newest and not (self.row_wise or self.reshape):  # torch does not count those removed
             return
         self._newest = newest
-        homes = [(name, home_of(hook)) for name, hook in _hooks_inside(encoder)]
+        hooks = list(_hooks_inside(encoder))
+        self._noisy = [encoder.get_submodule(name) for name, hook in hooks if _adds_noise(hook)]
+        homes = [(name, home_of(hook)) for name, hook in hooks if not _adds_noise(hook)]
         names = dict.fromkeys(name for name, home in homes if not home.startswith(_GIVES_ROWS))
         self.row_wise = any(home.startswith(_GIVES_ROWS) for _, home in homes)
         self.reshape = self.reshape and bool(names)
         if names and not self._has_warned:
             self._has_warned = True
             _warn([*names])
+
+    @contextmanager
+    def noise_as_padded(self, length: int, n_tokens: int) -> Iterator[None]:
+        """Let NEFTune add noise of the size that it has in a batch padded to this length, and not to `n_tokens`.
+
+        Its amplitude is alpha / sqrt(length * width) (Jain et al. 2023, arXiv:2310.05914, algorithm 1).
+        """
+        noisy = [table for table in self._noisy if hasattr(table, _ALPHA)]  # its end takes the attribute away
+        before = [getattr(table, _ALPHA) for table in noisy]
+        for table, alpha in zip(noisy, before, strict=True):
+            setattr(table, _ALPHA, alpha * math.sqrt(n_tokens / length))
+        try:
+            yield
+        finally:
+            for table, alpha in zip(noisy, before, strict=True):
+                setattr(table, _ALPHA, alpha)
+
+
+def _adds_noise(hook: Any) -> bool:
+    """Return whether this is the hook of transformers' NEFTune, whose noise shrinks with the length that it sees."""
+    return getattr(hook, "__name__", "") == "neftune_post_forward_hook"
 
 
 def _hooks_inside(encoder: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -220,7 +220,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, mask.device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else _Pass(self, ids, packed_options)
-        out = captured.encode(packed, ids, **packed_options)
+        with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):
+            out = captured.encode(packed, ids, **packed_options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
         packed.hooks.reshape = True
         return state.padded(self, _RESHAPED, given, options)
