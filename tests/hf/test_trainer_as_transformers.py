@@ -301,3 +301,80 @@ def test_notebook_shows_transformers_table(tmp_path: Path, monkeypatch: pytest.M
     trainer = whet.Trainer(classifier(), arguments(tmp_path, max_steps=2, disable_tqdm=False), pad, rows())
     trainer.train()
     assert any("Training Loss" in one for one in shown)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1e6])
+def test_gradient_is_clipped_alike_whoever_reads_it(tmp_path: Path, max_grad_norm: float) -> None:
+    """The optimizer clips as it reads the gradient; before a callback that may look, the gradient itself is clipped."""
+    norms: list[float] = []
+
+    class Looks(TrainerCallback):
+        def on_pre_optimizer_step(self, *given: Any, model: Any, **named: Any) -> None:
+            norms.append(float(torch.nn.utils.get_total_norm([one.grad for one in model.parameters()])))
+
+    def trained(*callbacks: TrainerCallback) -> tuple[dict[str, Tensor], list[float]]:
+        model = classifier()
+        args = arguments(tmp_path, max_steps=4, logging_steps=1, max_grad_norm=max_grad_norm, optim="adamw_whet")
+        trainer = whet.Trainer(model, args, pad, rows(), callbacks=list(callbacks))
+        trainer.train()
+        return model.state_dict(), [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+
+    (alone, norms_alone), (watched, norms_watched) = trained(), trained(Looks())
+    assert norms_alone == pytest.approx(norms_watched, rel=1e-5)  # torch sums squares in float32
+    assert norms == pytest.approx([min(one, max_grad_norm) for one in norms_watched], rel=1e-4)
+    for name, weight in alone.items():
+        torch.testing.assert_close(weight, watched[name], rtol=1e-5, atol=1e-5)  # hundredth of a step: where gradients
+        # are rounding alone (biases of keys), so are the steps
+
+
+def test_loss_may_ask_for_the_gradient_of_the_words(tmp_path: Path) -> None:
+    """As adversarial trainings do: a step by the gradient with respect to the table, then the loss again."""
+
+    def losses(trainer_of: Any, arguments_of: Any) -> list[float]:
+        class Adversarial(trainer_of):
+            def training_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+                words = model.get_input_embeddings().weight
+                (slope,) = torch.autograd.grad(model(**inputs).loss, words)
+                with torch.no_grad():
+                    words.add_(slope / slope.norm())
+                loss = super().training_step(model, inputs, *given, **named)
+                with torch.no_grad():
+                    words.sub_(slope / slope.norm())
+                return loss
+
+        args = settings(arguments_of, tmp_path, optim="adamw_torch", train_sampling_strategy="sequential")
+        model = classifier()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        trainer = Adversarial(model, args, pad, rows())
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    assert losses(*PEERS["whet"]) == pytest.approx(losses(*PEERS["transformers"]), rel=1e-4)  # printed to 4 digits
+
+
+@pytest.mark.parametrize("n_rows", [2, 8])
+def test_noise_of_embeddings_is_as_large_as_in_a_padded_batch(tmp_path: Path, n_rows: int) -> None:
+    """NEFTune divides by the length that it sees; without padding, a batch is one long row."""
+
+    def largest(trainer_of: Any, arguments_of: Any) -> list[float]:
+        seen: list[float] = []
+
+        class Measures(TrainerCallback):
+            def on_train_begin(self, *given: Any, model: Any, **named: Any) -> None:
+                def look(table: Any, ids: Any, noisy: Tensor) -> None:
+                    seen.append(float((noisy - nn.functional.embedding(ids[0], table.weight)).detach().abs().max()))
+
+                model.get_input_embeddings().register_forward_hook(look)
+
+        args = settings(
+            arguments_of, tmp_path, neftune_noise_alpha=5.0, per_device_train_batch_size=n_rows, max_steps=3,
+            train_sampling_strategy="sequential",
+        )  # fmt: skip
+        trainer_of(classifier(), args, pad, rows(), callbacks=[Measures()]).train()
+        return seen
+
+    ours, theirs = largest(*PEERS["whet"]), largest(*PEERS["transformers"])
+    # The largest of hundreds of uniform draws is near the amplitude, which transformers draws for padding, too.
+    assert ours == pytest.approx(theirs, rel=0.05)

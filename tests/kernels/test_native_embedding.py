@@ -91,3 +91,20 @@ def test_embedding_does_not_depend_on_threads():
     ids, tensors = case(500, 48, 3)
     drop = Drop(0.1, position_of([500]), 1)
     assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(embed, ids, drop), tensors))
+
+
+def test_gradients_that_are_asked_for_are_returned():
+    """torch.autograd.grad returns the table's gradient and leaves `grad`; backward(inputs=...) leaves it, too."""
+    ids, (table, weight, bias) = case(30, 32, 1)
+    kept, weight = table.clone().requires_grad_(), weight.requires_grad_()
+    rows = RowGradient(kept)
+
+    def loss():
+        return embed(ids, Tables((kept,), (None,)), Norm(weight, bias, 1e-12), gradients=[rows]).square().sum()
+
+    (asked,) = torch.autograd.grad(loss(), kept)
+    assert kept.grad is None
+    loss().backward(inputs=[weight])
+    assert kept.grad is None
+    loss().backward()
+    assert torch.equal(kept.grad, asked)

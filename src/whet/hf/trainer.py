@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import DistributedType
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -32,10 +34,13 @@ from whet.hf.arguments import TrainingArguments, is_own_optimizer
 from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state
 from whet.hf.state import random_state, set_random_state
 from whet.kernels import allocator
+from whet.kernels.adamw import gradient_norm
 from whet.kernels.random import generators_kept
 from whet.log import logger
+from whet.methods import fuse
 from whet.models import finite
 from whet.optim import registry, schedule
+from whet.optim.optimizers.native import NativeAdamW
 from whet.own_loop import locate, nested
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
@@ -46,6 +51,8 @@ from whet.store.state import write_state
 from whet.watch import files as output_files
 from whet.watch import guard, lock
 
+_CLIP_EPS = 1e-6
+"""Added to the norm in torch.nn.utils.clip_grad_norm_."""
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
 
@@ -150,7 +157,9 @@ class Trainer(transformers.Trainer):
     def _run_epoch(self, *, epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int, **named: Any) -> None:
         skipped = steps_trained_in_current_epoch if epoch == epochs_trained else 0
         self._epoch = (epoch, self.state.global_step - skipped // self.args.gradient_accumulation_steps)
-        with _skipping_keeps_the_draws():
+        alone = self.args.world_size == 1 and self.args.device.type == "cpu" and not self._by_engine
+        tables = fuse.row_gradients_of(self._changed_encoders()) if alone else nullcontext()
+        with _skipping_keeps_the_draws(), tables:
             super()._run_epoch(
                 epoch=epoch, epochs_trained=epochs_trained,
                 steps_trained_in_current_epoch=steps_trained_in_current_epoch, **named,
@@ -201,9 +210,12 @@ class Trainer(transformers.Trainer):
 
     def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
+        return nested.targets_of(self._changed_encoders(), inputs if isinstance(inputs, Mapping) else {})
+
+    def _changed_encoders(self) -> list[nn.Module]:
         if self._encoders is None or self._encoders[0] is not self.model:
             self._encoders = (self.model, [packed.module for packed in nested.changed_in(self.model)])
-        return nested.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
+        return self._encoders[1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
         self._random_of_step = None  # the step is complete
@@ -239,6 +251,32 @@ class Trainer(transformers.Trainer):
     def _own_folders(self) -> list[Path]:
         assert self._folders is not None
         return self._folders.own()
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clip as transformers does; whet's AdamW applies the factor itself where nobody else reads the gradient."""
+        optimizer, parameters = getattr(self.optimizer, "optimizer", self.optimizer), list(model.parameters())
+        if not self._clips_while_it_updates(optimizer, parameters):
+            return super()._clip_grad_norm(model)
+        norm = gradient_norm([one.grad for one in parameters if one.grad is not None])
+        scale = self.args.max_grad_norm / (norm + _CLIP_EPS)
+        optimizer.grad_scale = 1.0 if scale > 1 else scale  # NaN stays NaN
+        return torch.tensor(norm)
+
+    def _clips_while_it_updates(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
+        """Return whether the optimizer is whet's AdamW, all it updates is clipped, and nobody may see the gradient."""
+        if not isinstance(optimizer, NativeAdamW) or optimizer.has_step_hooks or self.args.device.type != "cpu":
+            return False
+        own = {id(one) for one in parameters}
+        return (
+            self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+            and self.accelerator.scaler is None
+            and all(id(one) in own for group in optimizer.param_groups for one in group["params"])
+            and all(one.grad is None or type(one.grad) is torch.Tensor for one in parameters)
+            and type(self.model).zero_grad is nn.Module.zero_grad
+            and type(self)._get_grad_norm is Trainer._get_grad_norm
+            and type(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)).__module__ == LambdaLR.__module__
+            and not any(_reads_gradients(one) for one in self.callback_handler.callbacks)
+        )
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Return the norm of the step's gradient; a gradient that is not finite is dropped, so nothing is updated."""
@@ -488,6 +526,15 @@ def _change(model: nn.Module, args: Any) -> None:
         tokens: Any = getattr(args, "last_block_tokens", "read")
         graphs = getattr(args, "cuda_graphs", True) and not args.gradient_checkpointing and not args.torch_compile
         optimize(model, padding=padding, last_block_tokens=tokens, cuda_graphs=graphs)
+
+
+def _reads_gradients(callback: Any) -> bool:
+    """Return whether a callback is called between clipping and the update, or after it."""
+    plain = transformers.TrainerCallback
+    return any(
+        getattr(type(callback), event, None) is not getattr(plain, event) or event in vars(callback)
+        for event in ("on_pre_optimizer_step", "on_optimizer_step")
+    )
 
 
 def _from_registry(args: Any, model: Any) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from whet.kernels.batch_position import Drop
@@ -195,7 +196,7 @@ def _table_gradients(ctx: Any, ids: Sequence[Tensor], tables: Sequence[Tensor], 
     spec = ctx.spec
     for i, (table_ids, table) in enumerate(zip(ids, tables, strict=True)):
         row_gradient, padding = spec.gradients[i], spec.padding_ids[i]
-        if not wanted[i] or row_gradient is not None:
+        if not wanted[i] or (row_gradient is not None and _goes_to_grad(table)):
             found.append(None)
             if wanted[i] and row_gradient is not None:
                 row_gradient.add(table_ids, dsum, padding)
@@ -204,6 +205,16 @@ def _table_gradients(ctx: Any, ids: Sequence[Tensor], tables: Sequence[Tensor], 
         _scatter(dense, table_ids, dsum, padding)
         found.append(dense)
     return found
+
+
+def _goes_to_grad(table: Tensor) -> bool:
+    """Return whether the running backward pass adds to `table.grad`; False: for torch.autograd.grad, or not at all."""
+    with torch.enable_grad():
+        node = get_gradient_edge(table).node
+    try:
+        return torch._C._will_engine_execute_node(node)  # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError:  # torch.autograd.grad, which returns gradients
+        return False
 
 
 def _scatter(

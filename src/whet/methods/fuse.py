@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -77,10 +78,30 @@ def _put(packed: PackedModel, *, row_gradients: bool) -> dict[str, int]:
             changed[type(module).__name__] += 1
     if packed.family.proven:
         changed.update(parts.put_generic(packed.module, packed.placement))
-    words: Any = packed.module.base_model.get_input_embeddings()  # pyright: ignore
-    if row_gradients and type(words) is nn.Embedding and _trained_alone(words.weight, packed.module):
-        setattr(words, GRADIENT, RowGradient(words.weight))
+    if row_gradients:
+        _keep_rows(packed)
     return dict(changed)
+
+
+def _keep_rows(packed: PackedModel) -> nn.Module | None:
+    """Let the word table keep its gradient between steps; return the table, None if it has to make new ones."""
+    words: Any = packed.module.base_model.get_input_embeddings()  # pyright: ignore
+    if type(words) is not nn.Embedding or GRADIENT in words.__dict__ or not _trained_alone(words.weight, packed.module):
+        return None
+    setattr(words, GRADIENT, RowGradient(words.weight))
+    return words
+
+
+@contextmanager
+def row_gradients_of(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Let the word tables of these models, if they run fused, keep their gradients between the steps in the block."""
+    packed = [one for model in models if changed_in(model) and (one := packed_model(model)) is not None]
+    tables = [words for one in packed if (words := _keep_rows(one)) is not None]
+    try:
+        yield
+    finally:
+        for words in tables:
+            words.__dict__.pop(GRADIENT, None)
 
 
 def called(packed: PackedModel) -> dict[str, str]:
