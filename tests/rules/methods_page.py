@@ -70,18 +70,20 @@ def order() -> str:
 
 
 def optimizers() -> str:
-    """One row for each optimizer of the registry."""
+    """One row for each optimizer of the registry; a source stands at its first one."""
+    every = rows_of_optimizers().values()
+    first = {row.source: row.name for row in reversed(list(every))}
     rows = [
         (
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
-            f"{row.does} ({row.source})",
+            f"{row.does} ({row.source})" if first[row.source] == row.name else row.does,
             "" if registry.ENTRIES[row.name].stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
             "1, 2, 3" if row.reads == "element" else "1",
             ", ".join(f"`{option}`" for option in row.options),
         )
-        for row in rows_of_optimizers().values()
+        for row in every
     ]
-    head = ("`--optim`", "what", "bytes of state per parameter in fp32, bf16", "`--zero_stage`", "`--optim_args`")
+    head = ("`--optim`", "what", "bytes of state per weight in fp32, bf16", "`--zero_stage`", "`--optim_args`")
     return _table(head, rows)
 
 
