@@ -78,19 +78,17 @@ def figures(printed: str) -> Iterator[str]:
 
 
 def table(results: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Return the page's table: short cells, with links to the files that hold every figure."""
-    lines = ["| # | what is tested | whet | tests | transformers' Trainer |", "|---|---|---|---|---|"]
+    """Return the page's table with the files that hold every figure, and what transformers' Trainer reached."""
+    lines = ["| # | what is tested | passed |", "|---|---|---|"]
     for row in ROWS:
         found = results.get(row.name)
-        said, n = ("not run" if row.missing else "not recorded yet", "-")
+        said = "not run" if row.missing else "not recorded yet"
         if found:
             passed = f"{found['passed']}/{found['tests']}"
-            said = _link(trials(found["figures"]) or passed, RESULTS)
+            said = trials(found["figures"]) or passed
+            said += f", {passed} tests" if found["passed"] != found["tests"] else ""
             said += f" ({found['times']:g} times the trials)" if found["times"] != 1 else ""
-            n = passed
-        compared = peer.get("rows", {}).get(row.name)
-        peers = _link(strictest(compared), PEER) if compared else "-"
-        lines.append(f"| {row.name} | {row.what} | {said} | {n} | {peers} |")
+        lines.append(f"| {row.name} | {row.what} | {said} |")
     return "\n".join([*lines, *_recorded(results, peer)])
 
 
@@ -116,14 +114,17 @@ def _link(text: str, file: Path) -> str:
 
 
 def _recorded(results: dict[str, Any], peer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about when and with which versions the figures were recorded."""
+    """Yield lines about when the figures were recorded, and those of the peer."""
     if results:
         days = sorted({found["at"][:10] for found in results.values()})
         minutes = sum(found["seconds"] for found in results.values()) / 60
-        yield f"\nwhet: recorded {' to '.join(dict.fromkeys([days[0], days[-1]]))}, {minutes:.0f} minutes in all."
+        when = " to ".join(dict.fromkeys([days[0], days[-1]]))
+        yield f"\n{_link('Every figure', RESULTS)} of whet was recorded {when}, in {minutes:.0f} minutes."
     if peer:
         used = ", ".join(f"{name} {version}" for name, version in peer["versions"].items())
-        yield f"Trainer: {used}, recorded {peer.get('at', 'earlier')[:10]}."
+        rows = [row.name for row in ROWS if row.name in peer["rows"]]
+        reached = ", ".join(f"{name} {strictest(peer['rows'][name])}" for name in rows)
+        yield f"{_link('The Trainer', PEER)} ({used}, {peer.get('at', 'earlier')[:10]}) reached: {reached}."
 
 
 def planted(recorded: dict[str, Any]) -> str:

@@ -64,9 +64,11 @@ def techniques() -> str:
 
 
 def order() -> str:
-    """The methods that change the model, in the order they are applied."""
-    rows = [(method.CARD.name, method.STAGE.name.lower(), f"`{_file(method)}`") for method in METHODS]
-    return _table(("method", "stage", "file in `src/whet/methods`"), rows)
+    """The stages in the order they are applied, each with its methods."""
+    stages: dict[str, list[str]] = {}
+    for method in METHODS:
+        stages.setdefault(method.STAGE.name.lower(), []).append(method.CARD.name)
+    return _table(("stage", "methods"), [(stage, ", ".join(names)) for stage, names in stages.items()])
 
 
 def optimizers() -> str:
@@ -101,10 +103,6 @@ def _asked(card: Card) -> str:
     if card.asked_by == "methods":
         return f"`methods {card.name}`"
     return ", ".join(f"`{name}`" for name in card.asked_by.split(", "))
-
-
-def _file(method: Any) -> str:
-    return Path(method.__file__).relative_to(_SOURCE / "whet" / "methods").as_posix()
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
