@@ -80,7 +80,7 @@ def optimizers() -> str:
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
             f"{row.does} ({row.source})" if first[row.source] == row.name else row.does,
             "" if registry.ENTRIES[row.name].stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
-            "1, 2, 3" if row.reads == "element" else "1",
+            "all" if row.reads == "element" else "1",
             ", ".join(f"`{option}`" for option in row.options),
         )
         for row in every
