@@ -1,4 +1,4 @@
-"""Run the tests of docs/reliability.md row by row, record what they print, and fill the page's tables.
+"""Run the tests of docs/reliability.md row by row, record what they print, and fill the page.
 
     python benchmarks/reliability/report.py
     python benchmarks/reliability/report.py --only R4 S6
@@ -78,19 +78,17 @@ def figures(printed: str) -> Iterator[str]:
 
 
 def table(results: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Return the page's table: short cells, with links to the files that hold every figure."""
-    lines = ["| # | what is tested | whet | tests | transformers' Trainer |", "|---|---|---|---|---|"]
+    """Return the page's table with the files that hold every figure, and what transformers' Trainer reached."""
+    lines = ["| # | what is tested | passed |", "|---|---|---|"]
     for row in ROWS:
         found = results.get(row.name)
-        said, n = ("not run" if row.missing else "not recorded yet", "-")
+        said = "not run" if row.missing else "not recorded yet"
         if found:
             passed = f"{found['passed']}/{found['tests']}"
-            said = _link(trials(found["figures"]) or passed, RESULTS)
+            said = trials(found["figures"]) or passed
+            said += f", {passed} tests" if found["passed"] != found["tests"] else ""
             said += f" ({found['times']:g} times the trials)" if found["times"] != 1 else ""
-            n = passed
-        compared = peer.get("rows", {}).get(row.name)
-        peers = _link(strictest(compared), PEER) if compared else "-"
-        lines.append(f"| {row.name} | {row.what} | {said} | {n} | {peers} |")
+        lines.append(f"| {row.name} | {row.what} | {said} |")
     return "\n".join([*lines, *_recorded(results, peer)])
 
 
@@ -116,30 +114,30 @@ def _link(text: str, file: Path) -> str:
 
 
 def _recorded(results: dict[str, Any], peer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about when and with which versions the figures were recorded."""
+    """Yield lines about when the figures were recorded, and those of the peer."""
     if results:
         days = sorted({found["at"][:10] for found in results.values()})
         minutes = sum(found["seconds"] for found in results.values()) / 60
-        yield f"\nwhet: recorded {' to '.join(dict.fromkeys([days[0], days[-1]]))}, {minutes:.0f} minutes in all."
+        when = " to ".join(dict.fromkeys([days[0], days[-1]]))
+        yield f"\n{_link('Every figure', RESULTS)} of whet was recorded {when}, in {minutes:.0f} minutes."
     if peer:
         used = ", ".join(f"{name} {version}" for name, version in peer["versions"].items())
-        yield f"Trainer: {used}, recorded {peer.get('at', 'earlier')[:10]}."
+        rows = [row.name for row in ROWS if row.name in peer["rows"]]
+        reached = ", ".join(f"{name} {strictest(peer['rows'][name])}" for name in rows)
+        yield f"{_link('The Trainer', PEER)} ({used}, {peer.get('at', 'earlier')[:10]}) reached: {reached}."
 
 
 def planted(recorded: dict[str, Any]) -> str:
-    """Return the page's table of planted faults."""
+    """Return how many planted faults were found, and the names of the others."""
     faults = recorded.get("faults", [])
-    lines = ["| fault | what it is | result | tests that must fail |", "|---|---|---|---|"]
-    for one in faults:
-        tests = "<br>".join(f"`{test}`" for test in one["tests"])
-        state = _link("red" if one["red"] else "NOT SEEN", FAULTS)
-        lines.append(f"| {one['name']} | {one['what']} | {state} | {tests} |")
-    n_red = sum(one["red"] for one in faults)
-    return "\n".join([*lines, f"\nRed: {n_red} of {len(faults)}, recorded {recorded.get('at', 'never')[:10]}."])
+    unseen = [one["name"] for one in faults if not one["red"]]
+    day = recorded.get("at", "never")[:10]
+    said = f"{len(faults) - len(unseen)} of {_link(f'{len(faults)} faults', FAULTS)} were found, recorded {day}."
+    return f"{said} NOT FOUND: {', '.join(unseen)}." if unseen else said
 
 
 def fill(page: Path, name: str, text: str) -> None:
-    """Replace the page's table: what is between its mark and the next end mark."""
+    """Replace a part of the page: what is between its mark and the next end mark."""
     begin = f"<!-- {name}: benchmarks/reliability/report.py -->"
     before, found, rest = page.read_text("utf-8").partition(begin)
     if not found:

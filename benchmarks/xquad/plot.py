@@ -1,6 +1,6 @@
 """Draws F1 after training in fp32 and in int8 from results.json, for light and for dark pages. Needs matplotlib.
 
-python benchmarks/xquad/plot.py benchmarks/xquad/results.json docs
+python benchmarks/xquad/plot.py benchmarks/xquad/results.json out
 """
 
 from __future__ import annotations

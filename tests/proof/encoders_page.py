@@ -1,4 +1,4 @@
-"""Write docs/encoders.md: every text encoder that transformers' AutoModel knows, and how whet trains it.
+"""Write a table of docs/families.md: every text encoder that transformers' AutoModel knows, and how whet trains it.
 
 Run it after a change of transformers, of the families or of the proof: `.venv/bin/python -m tests.proof.encoders_page`.
 """
@@ -6,7 +6,9 @@ Run it after a change of transformers, of the families or of the proof: `.venv/b
 from __future__ import annotations
 
 import logging
+import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from whet.models.known import known
 from whet.models.packable import why_padded
 from whet.models.proof import prove
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "encoders.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 _SIZES: dict[str, Any] = {
     "vocab_size": 200,
     "hidden_size": 32,
@@ -42,16 +44,10 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 """Settings of the tiny models of some types that the usual ones do not reach."""
 _MOST_WEIGHTS = 5_000_000
-_TOP = """# Encoders of transformers
-
-Every text encoder that transformers {version} knows by name, and how whet trains it. `family`: whet has a file for it,
-with large fused parts. `proof`: it runs packed because a [proof](families.md#encoders-without-a-file) allows it, with
-native operators for single layers. `padded`: it needs its padding. The table is of tiny models with the usual settings;
-`whet doctor MODEL` answers for a model of yours.
-
-| model_type | runs | why padded |
-|---|---|---|
-"""
+_PART = re.compile(r"(<!-- encoders -->\n).*?(<!-- end of encoders -->)", re.DOTALL)
+_TOP = "| transformers {version} | model_type |\n|---|---|\n"
+_NAME = re.compile(r"`([^`]+)`")
+_ORDER = ("family", "proof", "padded", "not tried")
 
 
 def model_types() -> list[str]:
@@ -89,19 +85,35 @@ def verdict_on(model_type: str) -> tuple[str, str]:
     return ("family" if model_type in known() else "proof"), ""
 
 
-def page() -> str:
-    """Return the text of the page."""
+def table(verdicts: Iterable[tuple[str, str, str]]) -> str:
+    """Return the table: a row for each way to run, or reason for padding, with its types; of (type, runs, why)."""
     import transformers
 
-    lines = []
-    for name in model_types():
-        runs, why = verdict_on(name)
-        lines.append(f"| {name} | {runs} | {why} |\n")
-        print(lines[-1], end="", flush=True)
-    return _TOP.format(version=transformers.__version__) + "".join(lines)
+    types: dict[str, list[str]] = {}
+    for name, runs, why in verdicts:
+        types.setdefault(f"{runs}: {why}" if runs == "padded" else runs, []).append(f"`{name}`")
+    in_order = sorted(types.items(), key=lambda row: (_ORDER.index(row[0].split(":")[0]), -len(row[1]), row[0]))
+    return _TOP.format(version=transformers.__version__) + "".join(
+        f"| {runs} | {', '.join(names)} |\n" for runs, names in in_order
+    )
+
+
+def listed() -> dict[str, str]:
+    """Return model type -> how it runs, as the page says it."""
+    found = _PART.search(PAGE.read_text("utf-8"))
+    assert found, "the page has no place for the table of encoders"
+    lines = [line.split("|") for line in found[0].splitlines() if line.startswith("| ")]
+    return {name: cells[1].split(":")[0].strip() for cells in lines[1:] for name in _NAME.findall(cells[2])}
+
+
+def write() -> None:
+    """Put the table into the page."""
+    verdicts = [(name, *verdict_on(name)) for name in model_types()]
+    text = _PART.sub(lambda found: f"{found[1]}{table(verdicts)}{found[2]}", PAGE.read_text("utf-8"))
+    PAGE.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    PAGE.write_text(page(), "utf-8")
+    write()

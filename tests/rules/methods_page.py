@@ -64,24 +64,28 @@ def techniques() -> str:
 
 
 def order() -> str:
-    """The methods that change the model, in the order they are applied."""
-    rows = [(method.CARD.name, method.STAGE.name.lower(), f"`{_file(method)}`") for method in METHODS]
-    return _table(("method", "stage", "file in `src/whet/methods`"), rows)
+    """The stages in the order they are applied, each with its methods."""
+    stages: dict[str, list[str]] = {}
+    for method in METHODS:
+        stages.setdefault(method.STAGE.name.lower(), []).append(method.CARD.name)
+    return _table(("stage", "methods"), [(stage, ", ".join(names)) for stage, names in stages.items()])
 
 
 def optimizers() -> str:
-    """One row for each optimizer of the registry."""
+    """One row for each optimizer of the registry; a source stands at its first one."""
+    every = rows_of_optimizers().values()
+    first = {row.source: row.name for row in reversed(list(every))}
     rows = [
         (
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
-            f"{row.does} ({row.source})",
+            f"{row.does} ({row.source})" if first[row.source] == row.name else row.does,
             "" if registry.ENTRIES[row.name].stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
-            "1, 2, 3" if row.reads == "element" else "1",
+            "all" if row.reads == "element" else "1",
             ", ".join(f"`{option}`" for option in row.options),
         )
-        for row in rows_of_optimizers().values()
+        for row in every
     ]
-    head = ("`--optim`", "what", "bytes of state per parameter in fp32, bf16", "`--zero_stage`", "`--optim_args`")
+    head = ("`--optim`", "what", "bytes of state per weight in fp32, bf16", "`--zero_stage`", "`--optim_args`")
     return _table(head, rows)
 
 
@@ -99,10 +103,6 @@ def _asked(card: Card) -> str:
     if card.asked_by == "methods":
         return f"`methods {card.name}`"
     return ", ".join(f"`{name}`" for name in card.asked_by.split(", "))
-
-
-def _file(method: Any) -> str:
-    return Path(method.__file__).relative_to(_SOURCE / "whet" / "methods").as_posix()
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from markdown_page import anchors, blocks
+from markdown_page import anchors
 from methods_page import OPTIMIZERS_PAGE, PAGE, cards, written
 
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base
 from whet.card import Card
 from whet.config.arguments import TrainingArguments
-from whet.methods.order import METHODS
 
 PAGES = sorted({card.page.partition("#")[0] for card in cards() if card.page})
 
@@ -53,12 +52,3 @@ def test_a_setting_on_a_card_exists() -> None:
     fields = TrainingArguments().to_dict()
     named = {name for card in cards() for name in card.asked_by.split(", ")} - {"default"}
     assert named - fields.keys() == set()
-
-
-def test_the_page_shows_a_method_as_it_is() -> None:
-    """The example of "Add a method" is the code of a method, with a test of its own."""
-    shown = [block.text for block in blocks(PAGE) if block.language == "python"]
-    files = {Path(str(method.__dict__["__file__"])).name: method for method in METHODS}
-    assert "freeze_tables.py" in files
-    source = Path(str(files["freeze_tables.py"].__dict__["__file__"])).read_text("utf-8")
-    assert any(block.strip() == source.strip() for block in shown)

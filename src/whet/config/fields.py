@@ -58,7 +58,7 @@ class TrainingFields:
     networks; bf16 is summed in float32. powersgd: matrices of rank 4 that stand for the gradients, from step 10 on; a
     resumed run forgets what earlier steps left out."""
     ddp_bucket_cap_mb: int | None = None
-    """Size in MiB of the buckets in which gradients travel while the backward pass computes others. null: 25."""
+    """Size in MiB of the buckets in which gradients travel while the backward pass computes others. null: 4."""
     ddp_find_unused_parameters: bool | None = None
     """Whether weights may have no gradient in a step of several ranks. false saves a walk over the graph. null: yes."""
     zero_stage: int | None = None

@@ -6,7 +6,7 @@
 
 Before that, the same tests run on an unchanged copy and must pass. Each fault is planted alone, in its own copy, two
 at a time. A test that does not start counts as neither failed nor passed. Ends with 1 unless all tests named for each
-fault fail. benchmarks/reliability/report.py fills the table in docs/reliability.md from the record.
+fault fail. benchmarks/reliability/report.py fills docs/reliability.md from the record.
 """
 
 from __future__ import annotations
