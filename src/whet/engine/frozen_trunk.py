@@ -25,7 +25,6 @@ from whet.models.trunk import Trunk
 from whet.models.view import ModelView
 from whet.objectives.base import Objective
 from whet.objectives.distilled import without_teacher
-from whet.own_loop.nested import NestedLoss
 from whet.store.snapshot import free_bytes
 
 
@@ -55,7 +54,6 @@ def _why_not(run: Run) -> str | None:
     reasons = {
         "label_smoothing_factor": isinstance(run.objective, SmoothedLoss),
         f"{type(model).__name__}, whose batches run padded": packed is None,
-        f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, NestedLoss),
         f"{type(model).__name__}, of a family that whet has no file for": packed is not None and packed.family.proven,
         "experts, whose balance is that of all tokens": has_experts(model),
         f"rows in a {type(run.train_dataset).__name__}; whet's commands make a RowStore of theirs": not isinstance(

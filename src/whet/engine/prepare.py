@@ -33,7 +33,6 @@ from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
-from whet.own_loop import nested
 from whet.precision import formats, policy
 from whet.store import weights
 
@@ -62,7 +61,6 @@ def prepare(
     Without a collator, rows are padded by the tokenizer, or stacked if there is none. `padded_length` is the length
     that rows would be padded to without packing; None: that of the longest row in their batch.
     """
-    nested.restore_marked(model)
     model = order.restore(model).to(weights.device_of(args.use_cpu))
     device = device_of(model)
     formats.require_floating(model)
@@ -85,7 +83,7 @@ def prepare(
         allocator.keep_freed_memory()
     _require_packed_for_budget(model, args, objective)
     _require_spans_for_loss(model, args, objective)
-    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss | nested.NestedLoss)
+    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(model, args, objective, order.apply(ModelView(model), settings))
     return Ready(model, objective, policy.build(args, device), collate)
@@ -122,16 +120,7 @@ def _collate(model: nn.Module, args: TrainingArguments, collator: Collate) -> Co
 
 def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
     """Refuse a token budget for batches that run padded."""
-    if args.max_tokens_per_batch is None:
-        return
-    if isinstance(objective, nested.NestedLoss):
-        raise ConfigError(
-            what="max_tokens_per_batch does not go with a module of your own that holds its encoder",
-            got=type(_base_model(model)).__name__,
-            why="its loss may compare the rows of a batch with each other: splitting a batch would change it",
-            fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
-        )
-    if objective.packed_model is not None:
+    if args.max_tokens_per_batch is None or objective.packed_model is not None:
         return
     raise ConfigError(
         what="max_tokens_per_batch goes with packed batches",
