@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from text_tasks import load, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
-from whet.engine.start_block import block
+from whet.engine.description import block
 
 _SETTINGS = {
     "min_steps": 8, "weight_averaging_start": 0.5, "layerwise_lr_decay": 0.9, "reinit_layers": 1, "logging_steps": 1,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.data import sampling
+from whet.data import order as sampling
 from whet.data.order import StepOrder
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -88,7 +88,7 @@ def test_rows_of_a_step_depend_only_on_its_number(
 
 
 def test_another_process_has_the_same_order() -> None:
-    code = "from whet.data.sampling import shuffled; print(shuffled(40, 9)(2).tolist())"
+    code = "from whet.data.order import shuffled; print(shuffled(40, 9)(2).tolist())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(order_of(40, 40, 9).rows(2).tolist())
 

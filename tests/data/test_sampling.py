@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
-from whet.data import sampling
-from whet.data.lengths import lengths_of
+from whet.data import order as sampling
+from whet.data.order import lengths_of
 from whet.errors import DataError
 
 accelerate = pytest.importorskip("accelerate", reason="transformers' Trainer shuffles by accelerate's sampler")

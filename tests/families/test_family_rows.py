@@ -118,10 +118,10 @@ def test_a_layer_that_runs_twice_draws_anew_each_time() -> None:
     batch = pack(tiny_rows(3), first_slot=0, position_offset=0)
     position, x = position_of(batch, seed=SEED, step=STEP), torch.ones(batch.n_computed, 64)
     with placement.at(position):
-        uses = [dropout(x, Drop(0.3, position, site.use())) for site in sites]
+        uses = [dropout(x, Drop(0.3, position, site.use(position))) for site in sites]
     assert all(not torch.equal(one, two) for one, two in combinations(uses, 2))
     with placement.at(position):
-        assert torch.equal(dropout(x, Drop(0.3, position, sites[0].use())), uses[0])
+        assert torch.equal(dropout(x, Drop(0.3, position, sites[0].use(position))), uses[0])
 
 
 @operators

@@ -15,7 +15,7 @@ from native_support import need_native, position_of
 from whet.doctor.examine import examine_native
 from whet.doctor.report import native_works
 from whet.errors import ConfigError
-from whet.kernels import build, library
+from whet.kernels import build, library, operator
 from whet.kernels.activation import bias_act, bias_act_reference
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropout, dropout_reference
@@ -114,7 +114,7 @@ def test_library_of_other_sources_is_not_used(monkeypatch, tmp_path, caplog):
 
 def test_argument_that_is_not_declared_is_refused():
     with pytest.raises(KeyError, match="widht"):
-        library.library().call("dropout", {"rows": 1, "widht": 8})
+        operator.call("dropout", rows=1, widht=8)
 
 
 def test_build_without_a_source_tree_names_a_fix(tmp_path):

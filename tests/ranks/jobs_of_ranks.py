@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 import engine
 from tiny import tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
-from whet.engine.sharding import planned
+from whet.engine.description import planned_bytes
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
 from whet.watch import stop
@@ -98,7 +98,7 @@ def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
     if job.get("all_die_at") is not None:
         trainer.events.add_callback(AllDie(job["all_die_at"]))
     trainer.train(resume_from_checkpoint=job.get("resume"))
-    plan = planned.of_rank(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
+    plan = planned_bytes(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
     total = plan.weights + plan.gradients + (plan.state or 0)
     found = {"state": [scale.state_bytes, plan.state], "total": [scale.tensor_bytes, total]}
     return left_by(trainer, **found, evaluated=trainer.evaluate()["eval_loss"])

@@ -12,7 +12,8 @@ from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_train
 
 from engine import TrainingArguments
 from whet.engine.engine import Engine
-from whet.engine.sync import OneRank
+from whet.engine.sync import ManyRanks, Sync
+from whet.store.save import Ranks
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import read_split as read_examples
@@ -22,14 +23,14 @@ from whet.tasks.qa.splits import read_split as read_questions
 from whet.watch.stop import Stopped
 
 _FACTS, _OF_ACCELERATOR = {"n_ranks", "place", "group", "lost"}, {"gather"}
-_DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - _FACTS - _OF_ACCELERATOR
+_DECISIONS = {name for name in vars(Sync) | vars(Ranks) if not name.startswith("_")} - _FACTS - _OF_ACCELERATOR
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
     "load_best_model_at_end": True, "metric_for_best_model": "loss",
 }  # fmt: skip
 
 
-class Recording(OneRank):
+class Recording(Sync):
     """One rank that notes what it is asked, and answers some questions as another rank would."""
 
     def __init__(self, **answers: Any) -> None:
@@ -54,6 +55,10 @@ def _train(folder: Path, sync: Recording, **changes: Any) -> Any:
     trainer.sync = sync
     trainer.train()
     return trainer
+
+
+def test_several_ranks_exchange_each_answer() -> None:
+    assert vars(ManyRanks).keys() >= _DECISIONS | _OF_ACCELERATOR
 
 
 def test_each_decision_is_asked(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from whet.config.fields import LastBlockTokens, PaddingInLoss
 from whet.config.rules.computing import DEFAULT_BACKEND
@@ -46,7 +46,7 @@ class MethodSettings:
     """The number format of matrix products; auto: not chosen yet."""
     compile: CompileSettings | None = None
     cuda_graphs: bool = False
-    """Whether training passes on a GPU are launched as one."""
+    """Whether training passes on a GPU are launched as one; not with what compiles, recomputes or offloads them."""
     checkpointing: Literal["blocks", "selective"] | None = None
     """What is recomputed in backward; None: what transformers' own switch in the model says."""
     weights_come_and_go: bool = False
@@ -57,6 +57,15 @@ class MethodSettings:
     """How many blocks are not trained, from the first on, with the embeddings; None: all are trained."""
     offload: bool = False
     """Whether activations wait in the host's memory for backward."""
+
+
+def may_use_graphs(args: Any) -> bool:
+    """Return whether these arguments, of a command or of whet.Trainer, let passes on a GPU be launched as one.
+
+    What is compiled, recomputed or offloaded runs launch by launch.
+    """
+    others = args.gradient_checkpointing or args.torch_compile or getattr(args, "activation_offload", False)
+    return getattr(args, "cuda_graphs", True) and not others
 
 
 def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | None) -> MethodSettings:
@@ -70,7 +79,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         last_block=args.last_block_tokens,
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
-        cuda_graphs=args.cuda_graphs,
+        cuda_graphs=may_use_graphs(args),
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
         freeze_layers=args.freeze_layers,
         offload=args.activation_offload,

@@ -14,10 +14,18 @@ import numpy as np
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.memory import PREFETCH_FACTOR
-from whet.data import budget, deal, sampling
+from whet.data import budget
 from whet.data.batch import Batch
-from whet.data.lengths import lengths_of
-from whet.data.order import StepOrder
+from whet.data.order import (
+    REBALANCE_SEED,
+    StepOrder,
+    grouped_by_length,
+    lengths_of,
+    n_rebalanced,
+    rebalanced,
+    sequential,
+    shuffled,
+)
 from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.engine.draws import Draws
 from whet.engine.run import Interval, Run, RunPlan
@@ -58,17 +66,17 @@ def _order(args: TrainingArguments, dataset: Any) -> StepOrder:
     seed = args.seed if args.data_seed is None else args.data_seed
     if strategy == "batch_rebalance":  # its batches hold different numbers of rows: only a step has a fixed number
         lengths = lengths_of(dataset, args.length_column_name)
-        seed = sampling.REBALANCE_SEED if args.data_seed is None else seed
+        seed = REBALANCE_SEED if args.data_seed is None else seed
         if not args.dataloader_drop_last:
-            n_rows = sampling.n_rebalanced(n_rows, rows_per_step, batches)
-        epochs = sampling.rebalanced(lengths, rows_per_step, batches, seed)
+            n_rows = n_rebalanced(n_rows, rows_per_step, batches)
+        epochs = rebalanced(lengths, rows_per_step, batches, seed)
         return StepOrder(
             epochs=epochs, n_rows=n_rows, rows_per_batch=rows_per_step, drop_last=args.dataloader_drop_last
         )
     if strategy == "group_by_length":
-        epochs = sampling.grouped_by_length(lengths_of(dataset, args.length_column_name), rows_per_step, seed)
+        epochs = grouped_by_length(lengths_of(dataset, args.length_column_name), rows_per_step, seed)
     else:
-        epochs = sampling.sequential(n_rows) if strategy == "sequential" else sampling.shuffled(n_rows, seed)
+        epochs = sequential(n_rows) if strategy == "sequential" else shuffled(n_rows, seed)
     return StepOrder(
         epochs=epochs,
         n_rows=n_rows,
@@ -206,8 +214,8 @@ def _shares_of_ranks(run: Run, rows: np.ndarray, cuts: list[tuple[int, int]]) ->
     left = list(reversed(cuts))
     while left:
         first, last = left.pop()
-        weights = deal.weights_of(run.train_dataset, rows[first:last], packed=run.objective.packed)
-        shares = deal.shares(weights, n_ranks)
+        weights = budget.weights_of(run.train_dataset, rows[first:last], packed=run.objective.packed)
+        shares = budget.shares(weights, n_ranks)
         if most and last - first > n_ranks and max(int(weights[a:b].sum()) for a, b in shares) > most:
             middle = (first + last) // 2  # the rows fit together, but not in shares of complete rows
             left += [(middle, last), (first, middle)]

@@ -19,15 +19,14 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import here, require_output_for_restarts, restarted
-from whet.engine import evaluate, model_card, start_block
+from whet.engine import description, evaluate
 from whet.engine.batches import make_plan
-from whet.engine.first_gradients import FirstGradients
 from whet.engine.loop import Outside, TrainingLoop
-from whet.engine.many_ranks import sync_of
 from whet.engine.prepare import Ready, align_special_tokens, prepare
 from whet.engine.run import Prepared, Run, device_of, new_counters
 from whet.engine.safe_points import guarded
-from whet.engine.sharding.shares import require_complete
+from whet.engine.sharing import require_complete
+from whet.engine.sync import sync_of
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
 from whet.objectives.base import Collate, Objective
@@ -38,6 +37,7 @@ from whet.watch import empty_cache, printing, profile, progress, results, run_lo
 from whet.watch import files as output_files
 from whet.watch.determinism import deterministic
 from whet.watch.events import Events
+from whet.watch.guard import FirstGradients
 from whet.watch.meter import speed
 
 
@@ -203,7 +203,7 @@ class Engine:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
         n_rows, precision = self.args.per_device_eval_batch_size, self.evaluation_precision(dataset)
         if self._shows_start:
-            self._show(start_block.of_evaluation(self.prepared, self._precision_in_words(), dataset))
+            self._show(description.of_evaluation(self.prepared, self._precision_in_words(), dataset))
         self._shows_start = False
         batches = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision, self.sync)
         n_done, total = 0, len(dataset)
@@ -260,7 +260,7 @@ class Engine:
     def create_model_card(self, **facts: Any) -> None:
         """Write a draft of a model card, README.md, into the output folder; `facts` are those of transformers' card."""
         if self.args.should_save:
-            model_card.write(self.prepared, self.precision.name, self.state, facts)
+            description.write_model_card(self.prepared, self.precision.name, self.state, facts)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -292,7 +292,7 @@ class Engine:
     def _show_start(self, run: Run, counters: TrainerState, optimizer: Optimizer) -> None:
         known = self.spec.optimizers[0] is None  # the size of its state, before the first step
         precision = self._precision_in_words()
-        self._show(start_block.of_training(run, precision, counters, optimizer, state_is_known=known))
+        self._show(description.of_training(run, precision, counters, optimizer, state_is_known=known))
 
     def _show(self, lines: Sequence[str]) -> None:
         """Print the lines; only write them to run.log if the callback that shows the run was removed."""

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 from whet.data.batch import Batch
 from whet.dist.messages import anything
 from whet.engine.run import device_of
-from whet.engine.sync import OneRank, Sync
+from whet.engine.sync import Sync
 from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.distilled import Distilled
@@ -72,7 +72,7 @@ def forward_batches(
     device, was_training = device_of(model), model.training
     model.eval()
     try:
-        for rows in _own(_in_batches(len(dataset), n_rows), sync or OneRank()):
+        for rows in _own(_in_batches(len(dataset), n_rows), sync or Sync()):
             batch = objective.batch(dataset, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)

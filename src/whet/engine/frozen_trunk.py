@@ -1,31 +1,31 @@
-"""Whether the results of a run's frozen layers can be kept, and what keeps them."""
+"""The results of a run's frozen layers: whether they can be kept, what keeps them, and how passes are given them."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine.own_losses import SmoothedLoss
 from whet.engine.run import Run
-from whet.engine.step import Computed, StepTrunk
+from whet.engine.step import StepTrunk
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.models import last_block
 from whet.models.experts.layer import has_experts
-from whet.models.trunk import Trunk
+from whet.models.forwards import Replaced
 from whet.models.view import ModelView
 from whet.objectives.base import Objective
 from whet.objectives.distilled import without_teacher
-from whet.own_loop.nested import NestedLoss
 from whet.store.snapshot import free_bytes
 
 
@@ -33,7 +33,7 @@ def trunk_of(run: Run) -> StepTrunk:
     """Return what runs the frozen layers in this run; raises ConfigError if their results cannot be kept."""
     args = run.args
     if not args.cache_frozen_trunk:
-        return Computed()
+        return StepTrunk()
     assert args.freeze_layers is not None
     if (why := _why_not(run)) is not None:
         raise ConfigError(
@@ -55,7 +55,6 @@ def _why_not(run: Run) -> str | None:
     reasons = {
         "label_smoothing_factor": isinstance(run.objective, SmoothedLoss),
         f"{type(model).__name__}, whose batches run padded": packed is None,
-        f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, NestedLoss),
         f"{type(model).__name__}, of a family that whet has no file for": packed is not None and packed.family.proven,
         "experts, whose balance is that of all tokens": has_experts(model),
         f"rows in a {type(run.train_dataset).__name__}; whet's commands make a RowStore of theirs": not isinstance(
@@ -74,7 +73,7 @@ _WORDS = ("input_ids", "token_type_ids")
 """What the states of a row depend on, besides the weights."""
 
 
-class Cached:
+class Cached(StepTrunk):
     """The frozen layers run once for each row of the training data."""
 
     def __init__(self, trunk: Trunk, objective: Objective, rows: RowStore, folder: Path) -> None:
@@ -231,3 +230,69 @@ def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
             fix="name another disk in --output_dir, or leave --cache_frozen_trunk out",
         ) from error
     return torch.from_numpy(numbers).view(dtype).view(shape)
+
+
+class Trunk:
+    """The first blocks of a model, and what comes before them."""
+
+    def __init__(self, model: nn.Module, n_blocks: int) -> None:
+        view = ModelView(model)
+        self._blocks: Sequence[nn.Module] = [block for _, block in view.blocks()][:n_blocks]
+        depths = view.depths()
+        self.weights = [weight for weight in model.parameters() if depths[id(weight)] <= n_blocks]
+        """All weights that the hidden states depend on."""
+        self._n_results: int | None = None
+        """Of a block that returns a tuple: its length."""
+
+    def states(self, run: Callable[[], object]) -> Tensor:
+        """Return the hidden states that the last of these blocks gives in a pass, which ends there."""
+        last = self._blocks[-1]
+        inner = last.forward
+
+        def stop(*args: Any, **options: Any) -> Any:
+            raise _Reached(inner(*args, **options))
+
+        with _forwards({last: stop}):
+            try:
+                run()
+            except _Reached as reached:
+                found = reached.result
+            else:
+                raise AssertionError("the pass has not reached the last frozen block")
+        if isinstance(found, tuple) and all(one is None for one in found[1:]):
+            self._n_results, found = len(found), found[0]
+        if not isinstance(found, Tensor):
+            raise ConfigError(
+                what="cache_frozen_trunk does not know what the blocks of this model return",
+                got=f"{type(last).__name__}: {type(found).__name__}",
+                why="it keeps hidden states, and gives them to the first block that is trained",
+                fix="leave --cache_frozen_trunk out",
+            )
+        return found
+
+    @contextmanager
+    def given(self, states: Tensor) -> Iterator[None]:
+        """Let passes take these hidden states for those behind the last of these blocks; `states` has run before."""
+        result = states if self._n_results is None else (states, *[None] * (self._n_results - 1))
+        with _forwards({block: lambda *_, **__: result for block in self._blocks}):
+            yield
+
+
+class _Reached(Exception):  # noqa: N818
+    """Carries the result of the last block."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+@contextmanager
+def _forwards(instead: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Let these modules run other forwards."""
+    replaced = Replaced()
+    for module, forward in instead.items():
+        replaced.put(module, forward)
+    try:
+        yield
+    finally:
+        replaced.undo()

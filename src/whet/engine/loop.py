@@ -17,24 +17,23 @@ from transformers.trainer_utils import TrainOutput
 from whet.config import recipes
 from whet.data.batch import Batch
 from whet.dist.group import LostRankError
-from whet.engine import new_layers, step
+from whet.engine import prepare, sharing, step
 from whet.engine.batches import BatchLoader
 from whet.engine.frozen_trunk import trunk_of
 from whet.engine.own_losses import SmoothedLoss
-from whet.engine.routing import NoExperts, routing_of
+from whet.engine.routing import routing_of
 from whet.engine.run import Run, new_counters, reset
 from whet.engine.safe_points import SafePoints
-from whet.engine.sharding import share
 from whet.engine.trials.batch_size import Trial, choose_micro_batch
 from whet.engine.trials.precision import PrecisionChoice
 from whet.engine.update import (
     OptimizerUpdate,
     UntrainedParameters,
     UpdateInBackward,
+    WeightAverage,
     build_optimizer,
     choose_clipping,
 )
-from whet.engine.weight_average import WeightAverage
 from whet.log import logger
 from whet.models import adapters, finite
 from whet.optim import schedule
@@ -97,7 +96,7 @@ class TrainingLoop:
         self._state_is_known = optimizers[0] is None
         self._draws_new_layers = draws_new_layers
         self.average = WeightAverage(model, self.optimizer, args, run.plan.n_steps)
-        self.sharing = share.build(run, self.optimizer)
+        self.sharing = sharing.build(run, self.optimizer)
         self.untrained = UntrainedParameters(model, self.optimizer)
         self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
         if args.save_strategy != "no":
@@ -209,7 +208,7 @@ class TrainingLoop:
     def _draw_new_layers(self) -> None:
         args = self.run.args
         if args.reinit_layers and self._draws_new_layers:
-            draw = new_layers.drawn_by_recipe if recipes.sets(args, "reinit_layers") else new_layers.draw
+            draw = prepare.draw_by_recipe if recipes.sets(args, "reinit_layers") else prepare.draw_new_layers
             logger.info("%s", draw(self.run.model, args.reinit_layers, args.seed))
 
     def _choose_precision(self, folder: Path | None) -> None:
@@ -244,7 +243,7 @@ class TrainingLoop:
             parameters=parameters,
             gradients=step.ObjectiveGradients(
                 objective=self.run.objective, precision=self.precision.current, seed=self.run.args.seed, sync=self.sync,
-                routing=routing_of(self.run.model) if balanced else NoExperts(), trunk=trunk_of(self.run),
+                routing=routing_of(self.run.model) if balanced else step.Routing(), trunk=trunk_of(self.run),
                 between=self._between_batches,
             ),
             update=self.sharing.update(update)

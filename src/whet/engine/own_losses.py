@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 
+from whet.config.methods import may_use_graphs
 from whet.data.batch import Batch
 from whet.log import logger
 from whet.methods.unpad import calls
+from whet.methods.unpad import method as unpad
 from whet.models import attention, packable
 from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel, packed_model
 from whet.objectives.base import Collate
 from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import ACCURACY, NEXT_WORD_HEADS, OwnLoss
-from whet.own_loop import nested
+from whet.own_loop import locate
 from whet.own_loop.optimize import optimize
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class UnpaddedLoss(OwnLoss):
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return nested.with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
+        return _with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
 
 
 class SmoothedLoss(OwnLoss):
@@ -59,7 +62,7 @@ class SmoothedLoss(OwnLoss):
         given = super().batch(dataset, rows, first_slot)
         inputs = dict(given.inputs)
         labels = {name: inputs.pop(name) for name in ("labels",) if name in inputs}
-        return nested.with_computed_tokens(replace(given, inputs=inputs, labels=labels), self.packed_model)
+        return _with_computed_tokens(replace(given, inputs=inputs, labels=labels), self.packed_model)
 
     def count(self, batch: Batch) -> int:
         return super().count(_with_labels(batch))
@@ -82,58 +85,39 @@ def _with_labels(batch: Batch) -> Batch:
     return replace(batch, inputs={**batch.inputs, **batch.labels})
 
 
+def _with_computed_tokens(batch: Batch, packed: PackedModel | None) -> Batch:
+    """Return the batch with the number of tokens that a model changed by `whet.optimize` computes of it.
+
+    A batch without one mask for its token ids stays as it is: what a module computes of it is not known.
+    """
+    ids, mask = batch.inputs.get("input_ids"), batch.inputs.get("attention_mask")
+    shaped = isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.dim() > 1 and mask.shape == ids.shape
+    return replace(batch, n_computed=unpad.n_computed(packed, batch.inputs)) if packed and shaped else batch
+
+
 def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
     """Return the objective with a model that does not compute padding; unchanged if it has to."""
-    model, packed = objective.model, _without_padding(objective.model, args)
-    if not packed:
-        return objective
-    if nested.holds(model):
-        return nested.NestedLoss(model, objective.collate, packed)
-    return UnpaddedLoss(model, objective.collate, packed[0])
+    packed = _without_padding(objective.model, args)
+    return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
 
 
 def smoothed(model: nn.Module, collate: Collate, args: TrainingArguments) -> SmoothedLoss:
     """Return the objective of smoothed labels; the model is changed so that it computes batches without padding."""
-    packed = _without_padding(model, args)
-    return SmoothedLoss(model, collate, packed[0] if packed else None, args.label_smoothing_factor)
+    return SmoothedLoss(model, collate, _without_padding(model, args), args.label_smoothing_factor)
 
 
-def _without_padding(model: nn.Module, args: TrainingArguments) -> list[PackedModel]:
-    """Make encoders of known families compute padded batches without their padding; return those that do.
+def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel | None:
+    """Make a model of a known family compute padded batches without their padding; None: it needs its padding.
 
-    They may be inside a module of the user's own. The span loss of question answering heads reads padding tokens, as
-    far as `padding_in_loss` asks for it.
+    The span loss of question answering heads reads padding tokens, as far as `padding_in_loss` asks for it.
     """
-    exact = reads_spans(model) or args.padding_in_loss == "all"
-    if nested.holds(model):
-        return _held_without_padding(model, args, args.padding_in_loss if exact else "auto")
     if (why := why_padded(model, args)) is not None:
         log_padded(model, why, args)
-        return []
+        return None
+    exact = reads_spans(model) or args.padding_in_loss == "all"
     padding = args.padding_in_loss if exact else "sampled"
-    optimize(model, padding=padding, last_block_tokens=args.last_block_tokens, cuda_graphs=_by_graphs(args))
-    packed = packed_model(model)
-    return [] if packed is None else [packed]
-
-
-def _by_graphs(args: TrainingArguments) -> bool:
-    """Return whether passes may be launched as one: what else is asked for may not be applied yet."""
-    return args.cuda_graphs and not (args.gradient_checkpointing or args.torch_compile or args.activation_offload)
-
-
-def _held_without_padding(model: nn.Module, args: TrainingArguments, amount: Any) -> list[PackedModel]:
-    """Do so for the encoders inside a module; those that the user's own `whet.optimize` changed stay as they are."""
-    if before := nested.changed_in(model):
-        return before
-    encoders = nested.encoders_in(model)
-    for encoder in encoders:
-        if (why := nested.why_padded(encoder) or why_padded(encoder.model, args)) is not None:
-            log_padded(encoder.model, why, args)
-            return []
-    if encoders:
-        optimize(model, padding=amount, last_block_tokens=args.last_block_tokens, cuda_graphs=_by_graphs(args))
-        nested.mark_by_trainer(model)
-    return nested.changed_in(model)
+    optimize(model, padding=padding, last_block_tokens=args.last_block_tokens, cuda_graphs=may_use_graphs(args))
+    return packed_model(model)
 
 
 def log_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:
@@ -152,6 +136,9 @@ def why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
     """Return why padded batches cannot be computed without their padding; None if they can."""
     if (why := packable.why_padded(model)) is not None:
         return why
+    base = unwrapped(model)
+    if not isinstance(base, PreTrainedModel) or locate.holds_others(base):
+        return "it holds encoders where transformers has none: call whet.optimize(model) first"
     if asks_for_layers(model):
         return f"its configuration asks for {' or '.join(ALL_LAYERS)}, which exist only for padded batches"
     if args.torch_compile:

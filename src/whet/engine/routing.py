@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
+from whet.engine.step import Routing, StepRouting
 from whet.engine.sync import Sync
 from whet.errors import ConfigError
 from whet.models.adapters import unwrapped
@@ -20,51 +20,7 @@ from whet.models.experts.routing import Routes, RoutingSums, routing_sums, watch
 from whet.models.experts.settings import ExpertSettings
 
 
-class StepRouting(Protocol):
-    """The routing of one step."""
-
-    def watched(self, batch: Batch) -> AbstractContextManager[object]:
-        """Return the context of a forward pass of the step."""
-        ...
-
-    def added_to(self, loss: Tensor, batch: Batch) -> Tensor:
-        """Return the share of the step's loss that a micro-batch has, with the losses of the pass just watched."""
-        ...
-
-    def parts(self) -> dict[str, Tensor]:
-        """Return the parts of the step's loss that this rank has computed, and its shares of the other figures."""
-        ...
-
-
-class Routing(Protocol):
-    """The routing of a run."""
-
-    def of_step(self, batches: Sequence[Batch], sync: Sync) -> StepRouting:
-        """Return the routing of a step with these micro-batches."""
-        ...
-
-
-class DenseStep:
-    """A step of a model without experts."""
-
-    def watched(self, batch: Batch) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def added_to(self, loss: Tensor, batch: Batch) -> Tensor:
-        return loss
-
-    def parts(self) -> dict[str, Tensor]:
-        return {}
-
-
-class NoExperts:
-    """The routing of a dense model: there is none."""
-
-    def of_step(self, batches: Sequence[Batch], sync: Sync) -> StepRouting:
-        return DenseStep()
-
-
-class ExpertRouting:
+class ExpertRouting(Routing):
     """The routing of a model with experts."""
 
     def __init__(self, settings: ExpertSettings, layers: Sequence[SparseFeedForward]) -> None:
@@ -75,7 +31,7 @@ class ExpertRouting:
         return SparseStep(self._settings, self._layers, max(1, sync.total_targets(n_tokens)))
 
 
-class SparseStep:
+class SparseStep(StepRouting):
     """A step of a model with experts: sums over tokens, divided by their number in all micro-batches and ranks."""
 
     def __init__(self, settings: ExpertSettings, layers: Sequence[SparseFeedForward], n_tokens: int) -> None:
@@ -141,12 +97,12 @@ def routing_of(model: nn.Module) -> Routing:
     base = unwrapped(model)
     settings = kept.settings_of(getattr(base, "config", None))
     if settings is None or not isinstance(base, nn.Module):
-        return NoExperts()
+        return Routing()
     layers = [layer for _, layer in layers_of(base)]
     learns = any(weight.requires_grad for layer in layers for weight in layer.router.parameters())
     if not learns and settings.capacity_factor is not None:
         return ExpertRouting(replace(settings, aux_loss_coef=0.0, z_loss_coef=0.0), layers)
-    return ExpertRouting(settings, layers) if learns else NoExperts()
+    return ExpertRouting(settings, layers) if learns else Routing()
 
 
 def _require_all(seen: Sequence[Routes], rows: Tensor, settings: ExpertSettings) -> None:

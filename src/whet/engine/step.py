@@ -15,26 +15,42 @@ from torch.profiler import record_function
 
 from whet.card import Card
 from whet.data.batch import Batch
-from whet.engine.routing import NoExperts, Routing
-from whet.engine.sync import OneRank, Sync
+from whet.engine.sync import Sync
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
 from whet.watch.meter import StepResult
 
 
-class StepTrunk(Protocol):
-    """What passes of a step take for the results of the frozen layers."""
+class StepTrunk:
+    """What passes of a step take for the results of the frozen layers: these layers run in each pass."""
 
     def of(self, batch: Batch) -> AbstractContextManager[object]:
         """Return the context of the forward pass of a batch."""
-        ...
-
-
-class Computed:
-    """The frozen layers, if there are any, run in each pass."""
-
-    def of(self, batch: Batch) -> AbstractContextManager[object]:
         return nullcontext()
+
+
+class StepRouting:
+    """The routing of one step: that of a dense model, which has none."""
+
+    def watched(self, batch: Batch) -> AbstractContextManager[object]:
+        """Return the context of a forward pass of the step."""
+        return nullcontext()
+
+    def added_to(self, loss: Tensor, batch: Batch) -> Tensor:
+        """Return the share of the step's loss that a micro-batch has, with the losses of the pass just watched."""
+        return loss
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the parts of the step's loss that this rank has computed, and its shares of the other figures."""
+        return {}
+
+
+class Routing:
+    """The routing of a run: that of a dense model, which has none."""
+
+    def of_step(self, batches: Sequence[Batch], sync: Sync) -> StepRouting:
+        """Return the routing of a step with these micro-batches."""
+        return StepRouting()
 
 
 CARD = Card(
@@ -133,9 +149,9 @@ class ObjectiveGradients:
     objective: Objective
     precision: Precision
     seed: int
-    sync: Sync = field(default_factory=OneRank)
-    routing: Routing = field(default_factory=NoExperts)
-    trunk: StepTrunk = field(default_factory=Computed)
+    sync: Sync = field(default_factory=Sync)
+    routing: Routing = field(default_factory=Routing)
+    trunk: StepTrunk = field(default_factory=StepTrunk)
     between: Callable[[], None] = lambda: None
     """Called between two micro-batches."""
 

@@ -1,209 +1,317 @@
 """Makes the ranks of a run agree: every decision that must be the same on all ranks goes through here.
 
-With one rank each answer is its own; `many_ranks.py` exchanges the answers. All ranks call each method at the same
-points of the run.
+With one rank each answer is its own; several exchange the answers, and sum their gradients: each decision is taken by
+all or by none. All ranks call each method at the same points of the run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from whet.config.ranks import ALONE, Place
-from whet.dist.group import Group, LostRankError
+from whet.config import deepspeed, ranks
+from whet.config.arguments import TrainingArguments
+from whet.config.ranks import Place
+from whet.config.rules.sharing import stage_of_run
+from whet.dist import ray_workers
+from whet.dist.gradients import GradientSum, ReduceOptions
+from whet.dist.group import Group, LostRankError, join
 from whet.dist.messages import Check, anything
+from whet.dist.tables import TableSum
+from whet.dist.zero_engine import ZeroEngine
+from whet.engine.zero import ShardedWeights
+from whet.errors import ConfigError, WhetError
+from whet.log import logger
+from whet.models.fused.embeddings import GRADIENT
+from whet.store import schema
+from whet.store.save import Ranks
+from whet.watch import stop
 
 T = TypeVar("T")
+_NAMES = tuple(one.name for one in stop.SIGNALS)
+_DRIFT = 1e-4
+"""Largest relative difference between the ranks' norms of one gradient; processors of two kinds differ by 1e-6."""
 
 
-class Sync(Protocol):
-    """The decisions that the ranks of a run take together."""
+class Sync(Ranks):
+    """The decisions that the ranks of a run take together. Of a rank alone, its own answers count."""
 
-    n_ranks: int
-    place: Place
-
-    @property
-    def group(self) -> Group | None:
-        """The exchanges between the ranks; None for a rank alone."""
-        ...
+    group: Any = None
+    """The exchanges between the ranks, a Group; None for a rank alone."""
 
     def begin(self, model: nn.Module) -> None:
         """Prepare to sum the gradients of this model; its weights become those of rank 0."""
-        ...
 
     def lost(self, error: RuntimeError) -> LostRankError | None:
         """Return the error of a lost rank that torch's error stands for; None for any other."""
-        ...
+        return None
 
     def forward(self, work: Callable[[], T]) -> T:
         """Return what `work` returns: a forward pass with its loss, with the weights that it needs in their places."""
-        ...
+        return work()
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Note that a micro-batch begins, and whether it is the last of its step."""
-        ...
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return the loss to call backward on: that of the last micro-batch sums the gradients meanwhile."""
-        ...
+        return loss
 
     def total_counts(self, counts: Sequence[int]) -> list[int]:
         """Return the sums over the ranks."""
-        ...
-
-    def of_first(self, value: T, valid: Check) -> T:
-        """Return the value of rank 0: JSON or arrays of which `valid` holds, or the run ends."""
-        ...
-
-    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
-        """Return the values of all ranks: JSON or arrays of which `valid` holds, or the run ends."""
-        ...
+        return list(counts)
 
     def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
         """Return the results of all ranks in one order, where rank r has computed number r, r + n_ranks and so on.
 
         They are JSON or arrays, and `valid` holds of each, or the run ends.
         """
-        ...
-
-    def copy_from_first(self, model: nn.Module) -> None:
-        """Overwrite the weights with those of rank 0."""
-        ...
-
-    def wait(self) -> None:
-        """Wait for all ranks."""
-        ...
-
-    def total_targets(self, n_targets: int) -> int:
-        """Return the number of targets of the step, summed over the ranks."""
-        ...
-
-    def total_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the step, or a part of it: the sum of the ranks' shares."""
-        ...
-
-    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Finish the sum of .grad over the ranks. Called once per step, after the last backward pass."""
-        ...
-
-    def gradient_norm(self, norm: float) -> float:
-        """Return the norm of the gradient over the shards of all ranks."""
-        ...
-
-    def all_finite(self, finite: bool) -> bool:
-        """Return whether loss and gradient are finite on every rank. A step is applied by all ranks or by none."""
-        ...
-
-    def stop_signal(self, name: str | None) -> str | None:
-        """Return the name of the signal that asked a rank to stop, or None."""
-        ...
-
-    def memory_shortage(self, shortage: str | None) -> str | None:
-        """Return the memory shortage of any rank, or None."""
-        ...
-
-    def stop_early(self, wanted: bool) -> bool:
-        """Return whether a callback of any rank ends the training."""
-        ...
-
-    def evaluate_now(self, due: bool) -> bool:
-        """Return whether the ranks evaluate after this step."""
-        ...
-
-    def save_now(self, due: bool) -> bool:
-        """Return whether the ranks save after this step."""
-        ...
-
-    def is_best(self, better: bool) -> bool:
-        """Return whether this evaluation is the best of the run."""
-        ...
-
-    def precision(self, name: str) -> str:
-        """Return the precision that all ranks compute in."""
-        ...
-
-    def micro_batch_rows(self, n_rows: int) -> int:
-        """Return the most rows of a micro-batch that fit on every rank."""
-        ...
-
-
-class OneRank:
-    """The only rank of a run: its own answers count."""
-
-    n_ranks = 1
-    place = ALONE
-    group = None
-
-    def begin(self, model: nn.Module) -> None:
-        pass
-
-    def lost(self, error: RuntimeError) -> LostRankError | None:
-        return None
-
-    def forward(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def begin_micro_batch(self, *, is_last: bool) -> None:
-        pass
-
-    def before_backward(self, loss: Tensor) -> Tensor:
-        return loss
-
-    def total_counts(self, counts: Sequence[int]) -> list[int]:
-        return list(counts)
-
-    def of_first(self, value: T, valid: Check) -> T:
-        return value
-
-    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
-        return [value]
-
-    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
         return list(own)
 
     def copy_from_first(self, model: nn.Module) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
+        """Overwrite the weights with those of rank 0."""
 
     def total_targets(self, n_targets: int) -> int:
+        """Return the number of targets of the step, summed over the ranks."""
         return n_targets
 
     def total_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss of the step, or a part of it: the sum of the ranks' shares."""
         return loss
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        pass
+        """Finish the sum of .grad over the ranks. Called once per step, after the last backward pass."""
 
     def gradient_norm(self, norm: float) -> float:
+        """Return the norm of the gradient over the shards of all ranks."""
         return norm
 
     def all_finite(self, finite: bool) -> bool:
+        """Return whether loss and gradient are finite on every rank. A step is applied by all ranks or by none."""
         return finite
 
     def stop_signal(self, name: str | None) -> str | None:
+        """Return the name of the signal that asked a rank to stop, or None."""
         return name
 
     def memory_shortage(self, shortage: str | None) -> str | None:
+        """Return the memory shortage of any rank, or None."""
         return shortage
 
     def stop_early(self, wanted: bool) -> bool:
+        """Return whether a callback of any rank ends the training."""
         return wanted
 
     def evaluate_now(self, due: bool) -> bool:
+        """Return whether the ranks evaluate after this step."""
         return due
 
     def save_now(self, due: bool) -> bool:
+        """Return whether the ranks save after this step."""
         return due
 
     def is_best(self, better: bool) -> bool:
+        """Return whether this evaluation is the best of the run."""
         return better
 
     def precision(self, name: str) -> str:
+        """Return the precision that all ranks compute in."""
         return name
 
     def micro_batch_rows(self, n_rows: int) -> int:
+        """Return the most rows of a micro-batch that fit on every rank."""
         return n_rows
+
+
+class ManyRanks(Sync):
+    """One rank's view of a run that several ranks train together."""
+
+    engine: ZeroEngine | None = None
+    """DeepSpeed's engine, which then sums the gradients; from the start of a training on."""
+
+    def __init__(self, group: Group, options: ReduceOptions, *, shares_weights: bool = False) -> None:
+        self.group, self._options, self._shares_weights = group, options, shares_weights
+        self.place: Place = group.place
+        self.n_ranks = group.n_ranks
+        self._sums: GradientSum | ShardedWeights | None = None
+        self._tables = TableSum(group, [])
+        self._is_last = False
+        self._n_checks = 0
+        self._known: set[int] = set()
+        self._weights: list[nn.Parameter] = []
+        self._buffers: list[Tensor] = []
+
+    # ---- gradients ----
+
+    def begin(self, model: nn.Module) -> None:
+        self._weights, self._buffers = list(model.parameters()), list(model.buffers())
+        self._known = {id(one) for one in self._weights if one.requires_grad}
+        if self._shares_weights:
+            self._sums = None
+            self.copy_from_first(model)
+            return
+        tables = _tables_of(model)
+        self._tables = TableSum(self.group, [getattr(one, GRADIENT) for one in tables])
+        self._sums = GradientSum(self.group, model, self._options, [one.weight for one in tables])
+
+    def share(self, weights: ShardedWeights) -> None:
+        """Let these sum the gradients, of which each rank keeps a part, as of the weights."""
+        self._sums = weights
+
+    def forward(self, work: Callable[[], T]) -> T:
+        return self._sums.compute(work) if isinstance(self._sums, ShardedWeights) else work()
+
+    def lost(self, error: RuntimeError) -> LostRankError | None:
+        return self.group.lost(error)
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+
+    def before_backward(self, loss: Tensor) -> Tensor:
+        if self.engine is None and (not self._is_last or self._sums is None):
+            return loss
+        if self.engine is not None:
+            return self.engine.watch(loss, is_last=self._is_last)
+        assert self._sums is not None
+        return self._sums.watch(loss)
+
+    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self.engine is not None:
+            return
+        assert self._sums is not None, "begin comes before the first step"
+        others = [one for one in parameters if one.requires_grad and id(one) not in self._known]
+        watched = self._sums.finish(others)
+        self._tables.reduce(1.0 if watched else 1 / self.n_ranks)
+
+    def gradient_norm(self, norm: float) -> float:
+        if isinstance(self._sums, ShardedWeights):
+            return math.sqrt(float(self.group.sum_of(torch.tensor([norm], dtype=torch.float64).square())))
+        held = norm if math.isfinite(norm) else math.inf
+        weight = self._norm_of_a_weight()
+        own = torch.tensor([held, -held, weight, -weight], dtype=torch.float64)
+        largest, negative, heaviest, lightest = self.group.largest_of(own).tolist()
+        if math.isfinite(largest) and largest + negative > _DRIFT * max(largest, 1e-12):
+            raise _drifted("gradients after exchanging them", -negative, largest)
+        if heaviest + lightest > _DRIFT * max(heaviest, 1e-12):
+            raise _drifted("weights", -lightest, heaviest)
+        return largest if math.isfinite(largest) else norm
+
+    def _norm_of_a_weight(self) -> float:
+        """Return the norm of one parameter, another one in each step: ranks whose weights differ are found."""
+        self._n_checks += 1
+        norm = float(self._weights[self._n_checks % len(self._weights)].detach().float().norm())
+        return norm if math.isfinite(norm) else 0.0
+
+    def total_targets(self, n_targets: int) -> int:
+        return int(self.group.sum_of(torch.tensor([n_targets])).item())
+
+    def total_loss(self, loss: Tensor) -> Tensor:
+        return self.group.sum_of(loss.detach().reshape(()).double()).float()
+
+    def total_counts(self, counts: Sequence[int]) -> list[int]:
+        return [int(one) for one in self.group.sum_of(torch.tensor(list(counts))).tolist()]
+
+    # ---- decisions ----
+
+    def all_finite(self, finite: bool) -> bool:
+        return not self.group.any_of(not finite)
+
+    def stop_signal(self, name: str | None) -> str | None:
+        code = 0 if name is None else _NAMES.index(name) + 1
+        largest = int(self.group.largest_of(torch.tensor([code])).item())
+        return _NAMES[largest - 1] if largest else None
+
+    def memory_shortage(self, shortage: str | None) -> str | None:
+        if not self.group.any_of(shortage is not None):
+            return None
+        of_ranks = self.group.gather(shortage, schema.optional(schema.text))
+        found = [(rank, one) for rank, one in enumerate(of_ranks) if one is not None]
+        return f"rank {found[0][0]}: {found[0][1]}"
+
+    def stop_early(self, wanted: bool) -> bool:
+        return self.group.any_of(wanted)
+
+    def evaluate_now(self, due: bool) -> bool:
+        return self._with_buffers(self.group.any_of(due))
+
+    def save_now(self, due: bool) -> bool:
+        return self._with_buffers(self.group.any_of(due))
+
+    def _with_buffers(self, agreed: bool) -> bool:
+        """Take over what rank 0's forward passes wrote to buffers, such as running means, before they are read."""
+        if agreed:
+            self.group.copy_from_first(self._buffers)
+        return agreed
+
+    def is_best(self, better: bool) -> bool:
+        return self.group.any_of(better and self.place.is_first)
+
+    def precision(self, name: str) -> str:
+        return self.group.of_first(name, schema.text)
+
+    def micro_batch_rows(self, n_rows: int) -> int:
+        return -int(self.group.largest_of(torch.tensor([-n_rows])).item())
+
+    # ---- what one rank did for all ----
+
+    def of_first(self, value: T, valid: Check) -> T:
+        return self.group.of_first(value, valid)
+
+    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
+        return self.group.gather(value, valid, large=large)
+
+    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
+        found = self.group.gather(list(own), schema.list_of(valid), large=True)
+        longest = max(map(len, found), default=0)
+        return [of_rank[n] for n in range(longest) for of_rank in found if n < len(of_rank)]
+
+    def copy_from_first(self, model: nn.Module) -> None:
+        self.group.copy_from_first([*model.parameters(), *model.buffers()])
+
+    def wait(self) -> None:
+        self.group.wait()
+
+
+def _drifted(what: str, least: float, most: float) -> WhetError:
+    return WhetError(
+        what=f"the ranks have different {what}",
+        got=f"norms from {least:.6g} to {most:.6g}",
+        why="every rank applies the same update, or their weights drift apart",
+        fix="change gradients, weights and learning rates in callbacks and hooks in the same way on all ranks",
+    )
+
+
+def _tables_of(model: nn.Module) -> list[Any]:
+    """Return the embedding tables that keep their gradients by rows, except those that another layer uses too."""
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    found = [part for part in model.modules() if hasattr(part, GRADIENT)]
+    return [one for one in found if holders[id(one.weight)] == 1 and one.weight.requires_grad]
+
+
+def sync_of(args: TrainingArguments) -> Sync:
+    """Return how the ranks of this process's run agree; this process joins them unless it has."""
+    if args.device.type == "cpu" and (said := ray_workers.use_cores(ranks.here())):
+        logger.warning("%s", said)
+    group = join(args.ddp_backend, args.ddp_timeout, on_gpu=args.device.type == "cuda")
+    if group is None:
+        return Sync()
+    if args.optimizer_in_backward:
+        raise ConfigError(
+            what="optimizer_in_backward does not go with several ranks",
+            got=f"{group.n_ranks} ranks",
+            why="it updates a weight before the gradients of the ranks are summed",
+            fix="leave --optimizer_in_backward out",
+        )
+    options = ReduceOptions(
+        comm_hook=args.ddp_comm_hook, bucket_mb=args.ddp_bucket_cap_mb, find_unused=args.ddp_find_unused_parameters
+    )
+    shares_weights = stage_of_run(args) > 1 or deepspeed.runs(args.deepspeed)
+    return ManyRanks(group, options, shares_weights=shares_weights)

@@ -142,7 +142,7 @@ class Accelerator(accelerate.Accelerator):
             and one not in self._changed
             and not getattr(one, "_is_accelerate_prepared", False)
         ]
-        parts = [part for model in fresh for part in _optimized(model)]
+        parts = [part for model in fresh for part in _optimized(model, cuda_graphs=self._checkpointing is None)]
         if self._checkpointing is not None and parts:
             self._checkpoint_blocks(parts, MethodSettings(checkpointing=self._checkpointing))
         self._changed.update(fresh)
@@ -289,7 +289,7 @@ def _is_true(variable: str) -> bool:
     return os.environ.get(variable, "false").lower() == "true"
 
 
-def _optimized(model: nn.Module) -> list[nn.Module]:
+def _optimized(model: nn.Module, *, cuda_graphs: bool) -> list[nn.Module]:
     """Let the model run without padding; return the parts of it that may recompute their activations."""
     why = _why_elsewhere(model)
     if why is None:
@@ -298,7 +298,7 @@ def _optimized(model: nn.Module) -> list[nn.Module]:
         why = locate.why_unchanged(encoders)
         if why is None:
             if changes(model) is None:
-                optimize(model)
+                optimize(model, cuda_graphs=cuda_graphs)
             return encoders
     logger.warning("%s trains as it is, with its padding: %s", type(model).__name__, why)
     return [model]

@@ -1,13 +1,17 @@
-"""The saved state of a loop: models, optimizers, schedules, loaders, random numbers, and what the user registers.
+"""What loops save: the states of `whet.Accelerator`, and the checkpoint folders of `whet.Trainer`.
 
-Tensors are safetensors files and the rest is JSON. The folder appears complete, with checksums of its files, by one
-rename.
+A state holds models, optimizers, schedules, loaders, random numbers, and what the user registers. Tensors are
+safetensors files and the rest is JSON. The folder appears complete, with checksums of its files, by one rename.
+
+transformers' Trainer writes a checkpoint file by file into its final folder, and the optimizer, the schedule and the
+random states as pickles. Here it writes into a hidden folder, which is synced, sealed by `MANIFEST.json` and renamed;
+states are `NAME.json`, with their tensors in `NAME.safetensors`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from whet.config.ranks import restarted
 from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
 from whet.store import find, manifest, schema, weights, write
+from whet.store import state as stored
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import State, read_parts, split_parts, write_tensors
 
@@ -288,30 +294,6 @@ def _restore(
     set_random_state(saved["random"][str(accelerator.process_index)], accelerator.device)
 
 
-def random_state(device: torch.device) -> State:
-    """Return the states of the generators of torch, numpy and Python in this process."""
-    kind, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, numbers, following = random.getstate()
-    found: State = {
-        "torch": torch.get_rng_state(),
-        "numpy": {"kind": kind, "words": torch.from_numpy(np.asarray(words, dtype=np.int64)), "place": int(place),
-                  "has_gauss": int(has_gauss), "gauss": float(gauss)},
-        "python": {"version": version, "words": torch.tensor(numbers), "following": following},
-    }  # fmt: skip
-    return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def set_random_state(saved: State, device: torch.device) -> None:
-    """Restore what `random_state` returned."""
-    by_numpy, by_python = saved["numpy"], saved["python"]
-    torch.set_rng_state(saved["torch"])
-    words = by_numpy["words"].numpy().astype(np.uint32)
-    np.random.set_state((by_numpy["kind"], words, by_numpy["place"], by_numpy["has_gauss"], by_numpy["gauss"]))
-    random.setstate((by_python["version"], tuple(by_python["words"].tolist()), by_python["following"]))
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(saved["cuda"], device)
-
-
 # ---- the folder ----
 
 
@@ -378,3 +360,116 @@ def _require_free(target: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
+
+
+# ---- random states ----
+
+
+def random_state(device: torch.device) -> State:
+    """Return the states of the generators of torch, numpy and Python in this process."""
+    kind, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, numbers, following = random.getstate()
+    found: State = {
+        "torch": torch.get_rng_state(),
+        "numpy": {"kind": kind, "words": torch.from_numpy(np.asarray(words, dtype=np.int64)), "place": int(place),
+                  "has_gauss": int(has_gauss), "gauss": float(gauss)},
+        "python": {"version": version, "words": torch.tensor(numbers), "following": following},
+    }  # fmt: skip
+    return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_state(saved: State, device: torch.device) -> None:
+    """Restore what `random_state` returned."""
+    by_numpy, by_python = saved["numpy"], saved["python"]
+    torch.set_rng_state(saved["torch"])
+    words = by_numpy["words"].numpy().astype(np.uint32)
+    np.random.set_state((by_numpy["kind"], words, by_numpy["place"], by_numpy["has_gauss"], by_numpy["gauss"]))
+    random.setstate((by_python["version"], tuple(by_python["words"].tolist()), by_python["following"]))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"], device)
+
+
+# ---- the checkpoint folders of whet.Trainer ----
+
+OPTIMIZER, SCHEDULER, SCALER, RANDOM = "optimizer", "scheduler", "scaler", "rng_state"
+
+
+def read_state(folder: Path, name: str) -> State | None:
+    """Return the state of this name; None if there is none. Raises StorageError for one that is damaged."""
+    try:
+        return stored.read_state(folder, name)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StorageError(
+            what=f"{folder / name}.json cannot be read",
+            got=f"{type(error).__name__}: {error}"[:300],
+            why="its text and its tensors are written together",
+            fix="resume from an earlier checkpoint",
+        ) from error
+
+
+class Folders:
+    """The checkpoints of one training in an output folder; rank 0 writes, and all ranks learn what became of it."""
+
+    def __init__(self, output_dir: Path, resumed_from: Path | None, *, is_first: bool) -> None:
+        self.output_dir, self.is_first = output_dir, is_first
+        begins = resumed_from is None
+        self.lineage = find.new_lineage() if begins else find.lineage_after_resume(resumed_from, output_dir)
+
+    def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, Any]) -> Path:
+        """Publish the checkpoint of this step, which `fill(folder)` writes on every rank; return its folder.
+
+        Raises StorageError on every rank if it cannot be written; earlier checkpoints are untouched then.
+        """
+        target, failed = self.output_dir / find.folder_name(step), f"the checkpoint of step {step} was not saved"
+        staged: write.Staged | None = None
+        with between_ranks.together(failed):
+            if self.is_first:
+                staged = write.Staged(self.output_dir, step, self.lineage)
+        # An error of another rank leaves the folder, which the next training removes.
+        with between_ranks.together(failed):
+            fill(find.hidden(target, "partial")) if staged is None else staged.put(fill)
+        with between_ranks.together(failed):
+            if staged is not None:
+                staged.put(_lift)
+                staged.publish(facts)
+        return target
+
+    def own(self) -> list[Path]:
+        """Return the checkpoints of this training and of those that it resumed from, oldest step first."""
+        return find.of_lineage(find.list_all(self.output_dir), self.lineage)
+
+
+def _lift(folder: Path) -> None:
+    """Move the files of the folder that transformers has named for the step up into the staging folder."""
+    for inside in [path for path in folder.iterdir() if path.is_dir() and find.NAME.fullmatch(path.name)]:
+        for path in inside.iterdir():
+            path.rename(folder / path.name)
+        inside.rmdir()
+
+
+def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool) -> Path | None:
+    """Return the checkpoint to resume from, the same on every rank; None: the training begins at its first step.
+
+    True, "auto", and a restart by the launcher take the newest intact one of `output_dir`; True raises ValueError if
+    there is none, as in transformers. Raises StorageError for a folder that is damaged, that holds the model alone or
+    that whet has not written.
+    """
+    if asked in (None, False) and restarted():
+        asked = "auto"
+    found: str | None = None
+
+    def look() -> None:
+        nonlocal found
+        write.clean_up(output_dir)
+        if isinstance(asked, str) and asked != "auto" and not Path(asked).is_dir():
+            raise ValueError(f"Can't find a valid checkpoint at {asked}")  # transformers' own words
+        folder = find.to_resume(asked, output_dir)
+        if folder is None and asked is True:
+            raise ValueError(f"No valid checkpoint found in output directory ({output_dir})")
+        found = None if folder is None else str(folder)
+
+    with between_ranks.together("no checkpoint was found to resume from"):
+        if is_first:
+            look()
+    found = between_ranks.of_first(found, schema.optional(schema.text))
+    return None if found is None else Path(found)

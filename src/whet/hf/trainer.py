@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,21 +27,33 @@ from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
+from whet.config.methods import may_use_graphs
 from whet.engine.draws import Draws
 from whet.errors import NonFiniteError, StorageError
-from whet.hf import between_ranks, checkpoint, replay, stopping
+from whet.hf import between_ranks, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
-from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state
-from whet.hf.state import random_state, set_random_state
+from whet.hf.state import (
+    OPTIMIZER,
+    RANDOM,
+    SCALER,
+    SCHEDULER,
+    Folders,
+    folder_to_resume,
+    random_state,
+    read_state,
+    set_random_state,
+)
 from whet.kernels import allocator
 from whet.kernels.adamw import gradient_norm
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.methods import fuse
+from whet.methods.unpad import calls
 from whet.models import finite
+from whet.models.packed import packed_model
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
-from whet.own_loop import locate, nested
+from whet.own_loop import locate
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
@@ -49,7 +61,7 @@ from whet.store import find, manifest, schema, write
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import write_state
 from whet.watch import files as output_files
-from whet.watch import guard, lock
+from whet.watch import guard, lock, stop
 
 _CLIP_EPS = 1e-6
 """Added to the norm in torch.nn.utils.clip_grad_norm_."""
@@ -73,8 +85,7 @@ class Trainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
     accelerator: Any
-    _signals = stopping.Signals()
-    _folders: checkpoint.Folders | None = None
+    _folders: Folders | None = None
     _saving_to: Path | None = None
     """The staging folder of the checkpoint that is being written."""
     _products: torch.dtype | None = None
@@ -126,22 +137,16 @@ class Trainer(transformers.Trainer):
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
         writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
-        with lock.locked_if_possible(output_dir) if writes else nullcontext(), self._stopping():
-            folder = checkpoint.folder_to_resume(
-                resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero()
-            )
-            self._folders = checkpoint.Folders(output_dir, folder, is_first=self.is_world_process_zero())
+        hears = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
+        signals = stop.noting_signals() if hears else nullcontext()
+        with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
+            folder = folder_to_resume(resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero())
+            self._folders = Folders(output_dir, folder, is_first=self.is_world_process_zero())
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
             self._random_of_step, self._n_nonfinite = None, 0
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
             return super().train(resumed, trial, ignore_keys_for_eval)
-
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        wanted = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
-        with stopping.noted() if wanted else nullcontext(stopping.Signals()) as self._signals:
-            yield
 
     def get_train_dataloader(self) -> Any:
         """Return transformers' loader, whose random numbers follow from (seed, epoch, batch).
@@ -210,11 +215,13 @@ class Trainer(transformers.Trainer):
 
     def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
-        return nested.targets_of(self._changed_encoders(), inputs if isinstance(inputs, Mapping) else {})
+        return _targets_of(self._changed_encoders(), inputs if isinstance(inputs, Mapping) else {})
 
     def _changed_encoders(self) -> list[nn.Module]:
         if self._encoders is None or self._encoders[0] is not self.model:
-            self._encoders = (self.model, [packed.module for packed in nested.changed_in(self.model)])
+            packed = [packed_model(encoder.model) for encoder in locate.encoders_in(self.model)]
+            changed = [one.module for one in packed if one is not None and changes(one.module) is not None]
+            self._encoders = (self.model, changed)
         return self._encoders[1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
@@ -223,7 +230,7 @@ class Trainer(transformers.Trainer):
 
     def _stop_if_asked(self) -> None:
         """Save the completed steps and stop if a signal came, or if memory runs out."""
-        name = self._signals.requested
+        name = stop.requested()
         shortage = None if self._memory is None else self._memory.shortage()
         if self.args.world_size > 1:
             seen = between_ranks.gather([name, shortage], _is_wish)
@@ -232,7 +239,7 @@ class Trainer(transformers.Trainer):
         if name is None and shortage is None:
             return
         why = f"stopped by {name}" if name else f"stopped, as memory runs out ({shortage})"
-        raise stopping.stopped(why, name, self.state.global_step, self._saved_now())
+        raise _stopped(why, name, self.state.global_step, self._saved_now())
 
     def _saved_now(self) -> Path | None:
         """Return the checkpoint of the completed steps, written now if need be; None if there is none to write."""
@@ -386,7 +393,7 @@ class Trainer(transformers.Trainer):
         """Let transformers write the checkpoint into a hidden folder, and publish it once it is complete."""
         output_dir, step = Path(self._get_output_dir(trial)), self.state.global_step
         if self._folders is None or self._folders.output_dir != output_dir:
-            self._folders = checkpoint.Folders(output_dir, None, is_first=self.is_world_process_zero())
+            self._folders = Folders(output_dir, None, is_first=self.is_world_process_zero())
         self._require_finite()
         facts: dict[str, Any] = {
             "n_ranks": self.args.world_size,
@@ -524,8 +531,26 @@ def _change(model: nn.Module, args: Any) -> None:
     elif changes(model) is None:
         padding: Any = getattr(args, "padding_in_loss", "auto")
         tokens: Any = getattr(args, "last_block_tokens", "read")
-        graphs = getattr(args, "cuda_graphs", True) and not args.gradient_checkpointing and not args.torch_compile
-        optimize(model, padding=padding, last_block_tokens=tokens, cuda_graphs=graphs)
+        optimize(model, padding=padding, last_block_tokens=tokens, cuda_graphs=may_use_graphs(args))
+
+
+@contextmanager
+def _targets_of(encoders: list[nn.Module], inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Note a batch's labels for every one of these: those at padding tokens need each of these tokens."""
+    with ExitStack() as stack:
+        for encoder in encoders:
+            stack.enter_context(calls.targets_of(encoder, inputs))
+        yield
+
+
+def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> BaseException:
+    """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with exit code 75."""
+    if folder is not None:
+        what = f"{why} after step {step}: saved in {folder}, no completed step is lost"
+    else:
+        what = f"{why} after step {step}: nothing is saved" if step else f"{why} before the first step was done"
+    again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
+    return KeyboardInterrupt(what) if name == "SIGINT" else stop.Stopped(what, again)
 
 
 def _reads_gradients(callback: Any) -> bool:

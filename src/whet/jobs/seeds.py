@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
 from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
-from whet.engine.sync import OneRank
+from whet.engine.sync import Sync
 from whet.errors import ConfigError, WhetError
 from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
@@ -147,7 +147,7 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
             precision = record["precision"]
         results.append(Result(seed, record["metrics"], record["lines"]))
         with _stops_with(f"{n} of {job.seeds} seeds are trained"):
-            stop.check(OneRank().stop_signal)
+            stop.check(Sync().stop_signal)
     return _finish(args, chosen_by or task.best_by(results[0].metrics, args), results)
 
 

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from whet.kernels import graph, recompute
-from whet.kernels.operator import DTYPES, call, float32, floats, native_for, once_differentiable, require, rows_of, wide
+from whet.kernels.operator import DTYPES, call, float32, floats, misfit, native_for, once_differentiable, rows_of, wide
 
 Kind = Literal["gelu", "gelu_tanh", "silu"]
 _KINDS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}
@@ -62,7 +62,8 @@ def bias_act_forward(x: Tensor, bias: Tensor | None, kind: int) -> Tensor:
     x = x.contiguous()
     y, b = torch.empty_like(x), float32(bias)
     rows, width = rows_of(x)
-    require(b is None or b.numel() == width, "bias_act", x, b)
+    if b is not None and b.numel() != width:
+        raise misfit("bias_act", x, b)
     call("bias_act", rows=rows, width=width, dtype=DTYPES[x.dtype], kind=kind, x=x, bias=b, y=y)
     return y
 
@@ -80,7 +81,8 @@ def bias_act_backward(dy: Tensor, x: Tensor, bias: Tensor | None, kind: int) -> 
 def gated_act_forward(tensors: tuple[Tensor, ...], kind: int) -> Tensor:
     """Return act(gate) * up (rows, F) of gate and up, or of one tensor that holds both side by side."""
     gate, up = _halves(tensors)
-    require(gate.shape == up.shape, "gated_act", gate, up)
+    if gate.shape != up.shape:
+        raise misfit("gated_act", gate, up)
     y = torch.empty(gate.shape, dtype=gate.dtype)
     call("gated_act", **_shape(gate, kind), gate=gate, up=up, y=y)
     return y

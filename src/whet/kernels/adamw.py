@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whet.kernels.library import library
 from whet.kernels.operator import DTYPES, call
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use_of
 
 BLOCK = 256
 """Elements of a moment in 8 bits that share a scale; native/optimizer/optimizer_8bit.cpp has the same number."""
@@ -43,7 +43,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
         return squared_norm_reference(tensors)
     result = ctypes.c_double()
     held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors), "result": result}
-    held |= _use_of([rows_in_use(tensor) for tensor in tensors])
+    held |= _use_of(rows_in_use_of(tensors))
     call("grad_norm", n_tensors=len(tensors), **_pointers(held))
     return result.value
 

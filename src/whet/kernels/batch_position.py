@@ -285,14 +285,9 @@ class Site:
     local: int = 0
     """Its number within a compiled block."""
 
-    @property
-    def position(self) -> BatchPosition | None:
-        """The running forward pass in this thread; None outside of whet's own passes."""
-        return self.placement.now
-
-    def use(self) -> int:
-        """Return the number of this use, for the mask's key."""
-        if isinstance(self.position, KeyedPosition):
+    def use(self, position: BatchPosition) -> int:
+        """Return the number of this use in the running pass, whose position this is, for the mask's key."""
+        if isinstance(position, KeyedPosition):
             return self.local
         return self.placement.site(self.number, self.n_sites)
 
@@ -304,6 +299,8 @@ class Drop:
     p: float
     position: BatchPosition
     site: int
+    masks: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What native operators read of it, by the number of tokens: a backward pass takes that of its forward pass."""
 
     @classmethod
     def at(cls, site: Site, p: float, position: BatchPosition) -> Drop | None:
@@ -318,7 +315,7 @@ class Drop:
                 why="it is the share of numbers that are set to zero",
                 fix="use 0 to 1: config.json has one for each kind, such as attention_dropout or hidden_dropout_prob",
             )
-        return cls(p, position, site.use()) if p else None
+        return cls(p, position, site.use(position)) if p else None
 
     @property
     def key(self) -> tuple[int, int]:

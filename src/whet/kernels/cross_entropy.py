@@ -18,7 +18,7 @@ from whet.kernels.matrix import (
     weight_gradient_into,
     widened_product_into,
 )
-from whet.kernels.operator import DTYPES, call, has_rows, native_for, once_differentiable, require, wide
+from whet.kernels.operator import DTYPES, call, has_rows, misfit, native_for, once_differentiable, wide
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
 _GPU_CHUNK_BYTES = 2**30
@@ -44,7 +44,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: fl
         return linear_cross_entropy_reference(hidden, weight, labels, cap)
     assert labels.dtype == torch.int64
     fits = hidden.dim() == 2 and hidden.shape[1] == weight.shape[1] and labels.shape == hidden.shape[:1]
-    require(fits, "linear_cross_entropy", hidden, weight, labels)
+    if not fits:
+        raise misfit("linear_cross_entropy", hidden, weight, labels)
     labels = labels.clamp_min(-1)
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
@@ -80,7 +81,8 @@ def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Ten
         return row_cross_entropy_reference(logits, labels, cu_seqlens)
     assert labels.dtype == torch.int64
     fits = has_rows(cu_seqlens, logits.numel()) and labels.shape == cu_seqlens[1:].shape
-    require(fits, "row_cross_entropy", logits, labels, cu_seqlens)
+    if not fits:
+        raise misfit("row_cross_entropy", logits, labels, cu_seqlens)
     if bool((labels >= cu_seqlens.diff()).any()):
         raise IndexError("a label is outside of its row")
     return _RowCrossEntropy.apply(logits, labels.contiguous(), cu_seqlens.int().contiguous())

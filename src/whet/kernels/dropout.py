@@ -13,7 +13,7 @@ from torch.nn import functional
 from whet.kernels import graph
 from whet.kernels.batch_position import BatchPosition, Drop, KeyedPosition, StaticPosition
 from whet.kernels.library import library
-from whet.kernels.operator import DTYPES, call, native_for, once_differentiable, require, rounded, rows_of, wide
+from whet.kernels.operator import DTYPES, call, misfit, native_for, once_differentiable, rounded, rows_of, wide
 from whet.kernels.random import hidden_bits, keep_threshold, stream_key
 
 GraphMask = tuple[float, int, Tensor | None, Tensor | None, Tensor | None]
@@ -120,16 +120,19 @@ def mask_of(drop: Drop | None, n_rows: int) -> bytes | None:
     """Return the dropout mask of a hidden state of n_rows tokens as an argument; None without dropout."""
     if drop is None or drop.p == 0.0:
         return None
+    if (known := drop.masks.get(n_rows)) is not None:
+        return known
     slots, positions = drop.position.places(n_rows)
     assert slots.dtype == positions.dtype == torch.int32
-    fits = slots.numel() == positions.numel() == n_rows
-    require(fits, "dropout" if fits else f"dropout of {n_rows} tokens", slots, positions)
+    if not slots.numel() == positions.numel() == n_rows:
+        raise misfit(f"dropout of {n_rows} tokens", slots, positions)
     low, high = drop.key
     found = library()
     assert found is not None
     key, threshold = low | high << 32, keep_threshold(drop.p)
     mask = {"key": key, "threshold": threshold, "scale": drop.keep_scale, "slot": slots, "position": positions}
-    return found.pack("Mask")(mask)
+    drop.masks[n_rows] = packed = found.pack("Mask")(mask)
+    return packed
 
 
 def mask_arguments(drop: Drop | None) -> GraphMask:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropped, mask_of
 from whet.kernels.norm import Norm, normalised
-from whet.kernels.operator import DTYPES, call, float32, native_for, once_differentiable, require, wide
+from whet.kernels.operator import DTYPES, call, float32, misfit, native_for, once_differentiable, wide
 from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 
 _MOST_TABLES = 3
@@ -137,7 +137,8 @@ def embed(
         _check(table_ids, table)
     width = tables.tables[0].shape[1]
     fits = all(one.shape == ids[0].shape for one in ids) and all(one.shape[1] == width for one in tables.tables)
-    require(fits and norm.weight.numel() == norm.bias.numel() == width, "embed", *ids, *tables.tables, norm.weight)
+    if not (fits and norm.weight.numel() == norm.bias.numel() == width):
+        raise misfit("embed", *ids, *tables.tables, norm.weight)
     kept = tuple(gradients) if gradients is not None else (None,) * len(ids)
     spec = _Spec(norm.eps, drop, tables.padding_ids, kept)
     return _Embed.apply(spec, norm.weight, norm.bias, *(i.contiguous() for i in ids), *tables.tables)
@@ -222,7 +223,8 @@ def _scatter(
 ) -> None:
     """Zero the rows `clear` of table_grad, then add values (N, D) to its rows `ids`."""
     assert table_grad.is_contiguous()
-    require(values.shape == (ids.numel(), table_grad.shape[1]), "scatter", table_grad, ids, values)
+    if values.shape != (ids.numel(), table_grad.shape[1]):
+        raise misfit("scatter", table_grad, ids, values)
     order = ids.argsort(stable=True)
     rows = {"rows": ids.numel(), "width": values.shape[1], "padding_id": -1 if padding_id is None else padding_id}
     cleared = {"clear": clear, "n_clear": 0 if clear is None else clear.numel()}

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from whet.kernels.library import library
 from whet.kernels.matrix import input_gradient, weight_gradient
-from whet.kernels.operator import call, once_differentiable, require
+from whet.kernels.operator import call, misfit, once_differentiable
 from whet.kernels.random import hidden_bits, stream_key
 
 BLOCK = 256
@@ -39,10 +39,9 @@ _STREAM = 256
 @cache
 def has_vnni() -> bool:
     """Return whether this processor has the instructions for a fast product, and the library uses them."""
-    native, found = library(), ctypes.c_int32(0)
-    if native is None:
-        return False
-    native.call("int8_support", {"vnni": ctypes.addressof(found)})
+    found = ctypes.c_int32(0)
+    if library() is not None:
+        call("int8_support", vnni=ctypes.addressof(found))
     return bool(found.value)
 
 
@@ -80,7 +79,8 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[in
     With a key, x is rounded stochastically: exact on average.
     """
     fits = x.shape[1:] == (weight.depth,) and x.is_contiguous() and (bias is None or bias.numel() == weight.columns)
-    require(fits, "int8_product", x, bias)
+    if not fits:
+        raise misfit("int8_product", x, bias)
     y = torch.empty(len(x), weight.columns)
     shape = {"rows": len(x), "depth": weight.depth, "columns": weight.columns, "block": weight.block}
     rounding = {"stochastic": key is not None, "key": 0 if key is None else key[0] | key[1] << 32}

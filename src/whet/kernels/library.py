@@ -55,18 +55,8 @@ class Library:
         """The digest of the sources that it was built from."""
         self._prefix = f"whet_{self._text('whet_operators')}_"
         self._packs: dict[str, Pack] = {}
-        self._operators: dict[str, tuple[Pack, Any]] = {}
-
-    def call(self, name: str, given: dict[str, Any]) -> None:
-        """Run one operator with arguments by the names of its declaration; what is left out is zero or null.
-
-        A pointer is a tensor, an address or None, and those of an array are named `ids[0]`, `ids[1]`. A `View` is a
-        tensor or None; any other structure is what `pack` made. Memory must stay valid until the operator returns.
-        """
-        if name not in self._operators:
-            self._operators[name] = self._operator(name)
-        pack, function = self._operators[name]
-        function(pack(given))
+        self.operators: dict[str, tuple[Pack, Any]] = {}
+        """Those that `load_operator` has found, by name."""
 
     def pack(self, structure: str) -> Pack:
         """Return the function that writes this structure as in C, from arguments by the names of its members."""
@@ -75,11 +65,14 @@ class Library:
             self._packs[structure] = self._pack_of(declared.text.decode(), declared.size)
         return self._packs[structure]
 
-    def _operator(self, name: str) -> tuple[Pack, Any]:
+    def load_operator(self, name: str) -> tuple[Pack, Any]:
+        """Return what packs the arguments of this operator, and the operator, which takes what that returns."""
         structure = ctypes.c_char.in_dll(self._loaded, f"whet_arguments_of_{name}")
         function = getattr(self._loaded, self._prefix + name)
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        return self.pack(ctypes.string_at(ctypes.addressof(structure)).decode()), function
+        found = self.pack(ctypes.string_at(ctypes.addressof(structure)).decode()), function
+        self.operators[name] = found
+        return found
 
     def _pack_of(self, declarations: str, size: int) -> Pack:
         """Return `pack` for these declarations in C."""

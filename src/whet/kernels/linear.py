@@ -96,19 +96,20 @@ def _suits_pairs(x: Tensor, weight: Tensor) -> bool:
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        rows = _rows_of(x)
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)
         ctx.shape, ctx.has_bias = x.shape, bias is not None
-        return times_transposed(_rows_of(x), weight, bias).view(*x.shape[:-1], -1)
+        return times_transposed(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (x, weight), grad = ctx.saved_tensors, _rows_of(grads[0])
+        (rows, weight), grad = ctx.saved_tensors, _rows_of(grads[0])
         need_x, need_weight, need_bias = ctx.needs_input_grad
         dx = input_gradient(grad, weight).view(ctx.shape) if need_x else None
         if not need_weight:
             return dx, None, grad.sum(0) if need_bias else None
-        return dx, *weight_gradient(grad, _rows_of(x), bias=ctx.has_bias)
+        return dx, *weight_gradient(grad, rows, bias=ctx.has_bias)
 
 
 class _HalfLinear(Function):

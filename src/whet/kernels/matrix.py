@@ -22,7 +22,7 @@ from whet.card import Card
 from whet.config import environment
 from whet.hardware.cpu import features, vendor
 from whet.kernels.library import library
-from whet.kernels.operator import DTYPES, call, is_followed, native_for, require
+from whet.kernels.operator import DTYPES, call, is_followed, misfit, native_for
 
 CARD = Card(
     name="matrix library",
@@ -83,9 +83,9 @@ def _least_rows() -> int:
 
 def _has_pairs() -> bool:
     """Return whether native operators multiply pairs of bf16 in this process."""
-    native, found = library(), ctypes.c_int32(0)
-    if native is not None:
-        native.call("bf16_support", {"pairs": ctypes.addressof(found)})
+    found = ctypes.c_int32(0)
+    if library() is not None:
+        call("bf16_support", pairs=ctypes.addressof(found))
     return bool(found.value)
 
 
@@ -120,9 +120,11 @@ def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Ten
 
 def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x: Tensor, *, add: bool = False) -> None:
     """Write what `weight_gradient` returns to contiguous tensors of that shape, or add it to what they hold."""
-    if native_for(grad, x) is None and dweight.dtype != grad.dtype:
+    native = native_for(grad, x)
+    if native is None and dweight.dtype != grad.dtype:
         grad, x = grad.to(dweight.dtype), x.to(dweight.dtype)
-    if native_for(grad, x) is None or dweight.dtype != torch.float32:
+        native = native_for(grad, x)
+    if native is None or dweight.dtype != torch.float32:
         if suits_widened(grad.t(), x.t()):
             widened_product_into(dweight, grad.t(), x.t(), add=add)
         elif add:
@@ -134,7 +136,8 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
         return
     grad, x = grad if grad.stride(1) == 1 else grad.contiguous(), x.contiguous()
     fits = len(grad) == len(x) and dweight.shape == (grad.shape[1], x.shape[1]) and dweight.is_contiguous()
-    require(fits and (dbias is None or dbias.shape == grad.shape[1:]), "weight_gradient", grad, x, dweight, dbias)
+    if not (fits and (dbias is None or dbias.shape == grad.shape[1:])):
+        raise misfit("weight_gradient", grad, x, dweight, dbias)
     call(
         "weight_gradient",
         rows=len(x),
@@ -159,7 +162,8 @@ def suits_onednn(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
         return False
     if is_followed() or torch.is_autocast_enabled("cpu"):
         return False
-    return _elements(x, n_rows) * weight.shape[0] >= _SMALL and by_onednn()
+    elements = x.numel() if n_rows is None else n_rows * x.shape[-1]
+    return elements * weight.shape[0] >= _SMALL and by_onednn()
 
 
 def suits_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
@@ -174,12 +178,9 @@ def is_faster_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> b
     """
     if x.dtype not in DTYPES or weight.dtype not in DTYPES or not x.device.type == weight.device.type == "cpu":
         return False
-    pays = weight.dtype == torch.float32 or _elements(x, n_rows) >= _least_rows() * x.shape[-1]
+    elements = x.numel() if n_rows is None else n_rows * x.shape[-1]
+    pays = weight.dtype == torch.float32 or elements >= _least_rows() * x.shape[-1]
     return pays and not is_followed() and is_widened()
-
-
-def _elements(x: Tensor, n_rows: int | None) -> int:
-    return x.numel() if n_rows is None else n_rows * x.shape[-1]
 
 
 def times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from whet.kernels import graph, recompute
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import drop_of, dropped, mask_arguments, mask_of
-from whet.kernels.operator import DTYPES, call, float32, floats, native_for, once_differentiable, require, rows_of, wide
+from whet.kernels.operator import DTYPES, call, float32, floats, misfit, native_for, once_differentiable, rows_of, wide
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def add_norm_forward(
     total = None if residual is None and linear_bias is None and drop is None else total
     mean, rstd = stats.unbind()
     w, b, lb = float32(weight), float32(bias), float32(linear_bias)
-    fits = all(one is None or one.numel() == width for one in (w, b, lb))
-    fits = fits and (residual is None or rows_of(residual) == (rows, width))
-    require(fits, "add_norm", x, residual, w, b, lb)
+    fits = weight.numel() == width and (b is None or b.numel() == width) and (lb is None or lb.numel() == width)
+    if not (fits and (residual is None or rows_of(residual) == (rows, width))):
+        raise misfit("add_norm", x, residual, w, b, lb)
     call(
         "add_norm",
         rows=rows,

@@ -52,11 +52,10 @@ def is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def require(fits: bool, operator: str, *tensors: Tensor | None) -> None:
-    """Raise ValueError unless the tensors fit together: an operator of the library reads and writes unchecked."""
-    if not fits:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors if tensor is not None)
-        raise ValueError(f"{operator}: tensors of these shapes do not fit together: {shapes}")
+def misfit(operator: str, *tensors: Tensor | None) -> ValueError:
+    """Return the error for tensors that do not fit together: an operator of the library reads and writes unchecked."""
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors if tensor is not None)
+    return ValueError(f"{operator}: tensors of these shapes do not fit together: {shapes}")
 
 
 def has_rows(cu_seqlens: Tensor, n_tokens: int) -> bool:
@@ -66,17 +65,20 @@ def has_rows(cu_seqlens: Tensor, n_tokens: int) -> bool:
 
 
 def call(name: str, **arguments: Any) -> None:
-    """Run one operator of the library, see `Library.call`.
+    """Run one operator of the library with arguments by the names of its declaration; those left out are zero or null.
 
-    A profiler sees it under its name, since it cannot look into ctypes.
+    A pointer is a tensor, an address or None, and those of an array are named `ids[0]`, `ids[1]`. A `View` is a tensor
+    or None; any other structure is what `Library.pack` made. Memory must stay valid until the operator returns.
+    A profiler sees the operator under its name, since it cannot look into ctypes.
     """
     found = library()
     assert found is not None  # callers ask native_for first
+    pack, function = found.operators.get(name) or found.load_operator(name)
     if _profiler_enabled():
         with record_function(f"whet::{name}"):
-            found.call(name, arguments)
+            function(pack(arguments))
     else:
-        found.call(name, arguments)
+        function(pack(arguments))
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
@@ -117,7 +119,9 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def guarded(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled() and isinstance(ctx, function.FunctionCtx):
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        if isinstance(ctx, function.FunctionCtx):
             raise ConfigError(
                 what="whet's native operators have no second derivatives",
                 got="a backward pass with create_graph=True",

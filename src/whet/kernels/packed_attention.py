@@ -12,7 +12,7 @@ from whet.kernels import gpu_attention, graph
 from whet.kernels.attention_spec import AttentionSpec, Bias, Relative, attend_reference
 from whet.kernels.batch_position import Drop, KeyedPosition
 from whet.kernels.dropout import mask_arguments
-from whet.kernels.operator import DTYPES, call, has_rows, native_for, once_differentiable, require
+from whet.kernels.operator import DTYPES, call, has_rows, misfit, native_for, once_differentiable
 from whet.kernels.random import keep_threshold
 
 BiasParts = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -88,16 +88,18 @@ def attention_backward(
 
     `dout` is the gradient of the attention; `results` are those of `attention_forward`.
     """
-    tensors, (dout,) = with_contiguous_heads(tensors), with_contiguous_heads((dout,))
-    found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
+    *given, dout = with_contiguous_heads((*tensors, dout))
+    tensors = tuple(given)
+    found = tuple([torch.empty(t.shape, dtype=t.dtype) for t in tensors])
     q, k, v = _split(tensors)
     dq, dk, dv = _split(found)
-    require(dout.shape == results[0].shape, "attention_backward", dout, results[0])
+    if dout.shape != results[0].shape:
+        raise misfit("attention_backward", dout, results[0])
     args = _arguments(spec, (q, k, v), *results) | _bias_arguments(bias, spec, q, k)
     numbers, places, keys, queries = bias
-    dbias, *more = (
+    dbias, *more = [
         None if part is None else torch.empty(part.shape, dtype=part.dtype) for part in (numbers, keys, queries)
-    )
+    ]
     if places is not None:
         args |= {"drelative_keys": more[0], "drelative_queries": more[1]}
     if dbias is not None and of_bias:
@@ -115,7 +117,7 @@ def attention_outputs(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 def with_contiguous_heads(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the tensors as the operator reads them: with a contiguous last dimension; views stay views."""
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+    return tuple([t if t.stride(-1) == 1 else t.contiguous() for t in tensors])
 
 
 def bias_parts(bias: Bias | None, q: Tensor) -> BiasParts:
@@ -137,7 +139,7 @@ def bias_of(parts: BiasParts) -> Bias | None:
 class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, spec: AttentionSpec, *given: Any) -> Tensor:
-        bias, tensors = given[:4], with_contiguous_heads(given[4:])
+        bias, tensors = given[:4], given[4:]
         out, lse = attention_forward(tensors, spec, bias)
         ctx.spec = spec
         ctx.save_for_backward(*tensors, out, lse, *bias)
@@ -200,15 +202,18 @@ def _require_fit(spec: AttentionSpec, qkv: tuple[Tensor, ...], out: Tensor, lse:
     n_rows = spec.cu_seqlens.numel() - 1
     fits = out.shape == queries and lse.shape == (n_tokens, heads) and v.shape == keys
     fits = fits and (n_keys, key_width) == (n_tokens, width) and heads % max(key_heads, 1) == 0
-    require(fits, "attention", q, k, v, out, lse)
-    require(has_rows(spec.cu_seqlens, n_tokens), "attention", q, spec.cu_seqlens)
+    if not fits:
+        raise misfit("attention", q, k, v, out, lse)
+    if not has_rows(spec.cu_seqlens, n_tokens):
+        raise misfit("attention", q, spec.cu_seqlens)
     if (counts := spec.key_counts) is not None:
         fits = counts.numel() == n_rows and counts.is_contiguous()
-        inside = fits and bool(((counts >= 0) & (counts <= spec.cu_seqlens.diff())).all())
-        require(inside, "attention", counts, spec.cu_seqlens)
+        if not (fits and bool(((counts >= 0) & (counts <= spec.cu_seqlens.diff())).all())):
+            raise misfit("attention", counts, spec.cu_seqlens)
     if spec.drop is not None:
         slots = spec.drop.position.row_slots
-        require(slots.numel() >= n_rows and slots.is_contiguous(), "attention", slots, spec.cu_seqlens)
+        if slots.numel() < n_rows or not slots.is_contiguous():
+            raise misfit("attention", slots, spec.cu_seqlens)
 
 
 def _bias_arguments(bias: BiasParts, spec: AttentionSpec, q: Tensor, k: Tensor) -> dict[str, Any]:
@@ -228,7 +233,8 @@ def _bias_arguments(bias: BiasParts, spec: AttentionSpec, q: Tensor, k: Tensor) 
     assert all(part.stride(-1) == 1 and part.shape[1:] == q.shape[1:] for part in tables)
     n_places = len(tables[0]) if tables else 0
     inside = bool(((places >= 0) & (places < n_places)).all()) or not tables
-    require(inside and all(len(part) == n_places for part in tables), "attention", places, keys, queries)
+    if not (inside and all(len(part) == n_places for part in tables)):
+        raise misfit("attention", places, keys, queries)
     _require_reach(len(places), places, spec)
     relative = {"relative_keys": keys, "relative_queries": queries}
     return {"places": places, "reach": len(places) // 2, "n_places": n_places} | relative
@@ -237,7 +243,8 @@ def _bias_arguments(bias: BiasParts, spec: AttentionSpec, q: Tensor, k: Tensor) 
 def _require_reach(n_distances: int, by_distance: Tensor, spec: AttentionSpec) -> None:
     """Raise ValueError if two tokens of a row are further apart than the distances (2 R + 1) go."""
     longest = int(spec.cu_seqlens.diff().max()) if spec.cu_seqlens.numel() > 1 else 0
-    require(n_distances % 2 == 1 and longest <= n_distances // 2 + 1, "attention", by_distance, spec.cu_seqlens)
+    if n_distances % 2 == 0 or longest > n_distances // 2 + 1:
+        raise misfit("attention", by_distance, spec.cu_seqlens)
 
 
 _GIVEN = (

@@ -23,14 +23,14 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
     """Return the two 32-bit key words of one operator's stream in one optimizer step."""
-    key = _mix(_mix(_mix(seed & _MASK64) ^ step) ^ site)
+    key = _mixed(seed & _MASK64, step, site)
     return key & _MASK32, key >> 32
 
 
 def within_64_bits(number: int) -> int:
     """Return a step for `stream_key` that depends on all bits of a longer number; a shorter one is itself."""
     beyond = number >> 64
-    return (number ^ _mix(beyond)) & _MASK64 if beyond else number
+    return (number ^ _mixed(beyond)) & _MASK64 if beyond else number
 
 
 def seed_torch(key: tuple[int, int]) -> None:
@@ -125,9 +125,15 @@ def _philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: tuple[int, int]
     return c0, c1, c2, c3
 
 
-def _mix(x: int) -> int:
-    """One step of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit words that mixes every bit."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK64
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK64
-    return x ^ x >> 31
+def _mixed(*words: int) -> int:
+    """Return a hash of the words: one step of splitmix64 for each, a bijection of 64-bit words that mixes every bit.
+
+    Steele, Lea, Flood, OOPSLA 2014.
+    """
+    x = 0
+    for word in words:
+        x = ((x ^ word) + 0x9E3779B97F4A7C15) & _MASK64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK64
+        x ^= x >> 31
+    return x

@@ -6,6 +6,7 @@ one language uses far less of XLM-R's. AdamW without decay does not change a row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -43,10 +44,15 @@ class RowsInUse:
 
 def rows_in_use(gradient: Tensor) -> RowsInUse | None:
     """Return the record of this gradient; None: every row may be nonzero."""
-    rows, version = getattr(gradient, _ATTRIBUTE, (None, 0))
-    return rows if gradient._version == version else None
+    return rows_in_use_of([gradient])[0]
+
+
+def rows_in_use_of(gradients: Sequence[Tensor]) -> list[RowsInUse | None]:
+    """Return the record of each of these gradients; None: every row of it may be nonzero."""
+    records = [(one, getattr(one, _ATTRIBUTE, None)) for one in gradients]
+    return [known[0] if known is not None and one._version == known[1] else None for one, known in records]
 
 
 def forget_rows(gradient: Tensor) -> None:
     """Remove the record: every row of the gradient may be nonzero."""
-    setattr(gradient, _ATTRIBUTE, (None, 0))
+    setattr(gradient, _ATTRIBUTE, None)

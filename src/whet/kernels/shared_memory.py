@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import gcd, prod
+from operator import le
 from typing import NamedTuple
 
 import torch
@@ -102,7 +103,8 @@ def _are_apart(tensors: Sequence[Tensor]) -> bool:
         spans = sorted([(one.data_ptr(), one.nbytes) for one in tensors if one.is_contiguous()])
     except RuntimeError:  # a wrapper without memory
         return False
-    return len(spans) == len(tensors) and all(one[0] + one[1] <= other[0] for one, other in pairwise(spans))
+    begins, ends = [first for first, _ in spans], [first + n_bytes for first, n_bytes in spans]
+    return len(spans) == len(tensors) and all(map(le, ends, begins[1:]))
 
 
 def _groups(layouts: Mapping[int, Layout], near: Sequence[int]) -> list[list[int]]:

@@ -23,13 +23,9 @@ STAGE = Stage.COMPILATION
 
 
 def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
-    """Let training passes of the packed model run as graphs once it is on a GPU; None without one, or with others.
-
-    What is compiled, recomputed or offloaded runs launch by launch.
-    """
+    """Let training passes of the packed model run as graphs once it is on a GPU; None without one."""
     packed = packed_model(view.model)
-    others = settings.compile is not None or settings.checkpointing is not None or settings.offload
-    if not settings.cuda_graphs or packed is None or others or not captured.have_graphs():
+    if not settings.cuda_graphs or packed is None or not captured.have_graphs():
         return None
     record.keep(packed.module, CARD.name, captured.Passes())
     return Applied(CARD.name, "training passes of one size are launched as one")

@@ -123,7 +123,7 @@ def attend(
     called by somebody else) it is transformers' own: eager, with its weights, if the model was loaded so, or else SDPA.
     """
     site: Site | None = getattr(module, SITE, None)
-    position = None if site is None else site.position
+    position = None if site is None else site.placement.now
     if site is None and running() is not None:
         raise came_later(module)
     if site is not None and position is None:

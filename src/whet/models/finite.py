@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whet.errors import NonFiniteError
+
+T = TypeVar("T")
 
 
 def require_finite(
@@ -39,15 +41,14 @@ def not_finite(model: nn.Module, optimizer: Optimizer | None = None) -> list[str
     found = _odd(weights) + _odd(model.named_buffers(), may_be_infinite=True)
     if optimizer is None:
         return found
+    states = [((name, parameter), one) for parameter, of in optimizer.state.items() for name, one in of.items()]
     names = {id(parameter): name for name, parameter in weights}
-    for parameter, values in optimizer.state.items():
-        found += [f"{name} of {names.get(id(parameter), 'a weight')}" for name in _odd(values.items())]
-    return found
+    return found + [f"{name} of {names.get(id(parameter), 'a weight')}" for name, parameter in _odd(states)]
 
 
-def _odd(named: Iterable[tuple[str, Any]], *, may_be_infinite: bool = False) -> list[str]:
+def _odd(named: Iterable[tuple[T, Any]], *, may_be_infinite: bool = False) -> list[T]:
     """Return the names of the values that hold NaN or infinity: themselves, in a dict, or in a quantised tensor."""
-    found = []
+    found: list[T] = []
     for name, value in named:
         left = [value]
         while left:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +18,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from transformers import PreTrainedModel
 
-from whet.models import families
 from whet.models.family import Family, home_of_forward, owner_of, register, registered
 from whet.models.forwards import home_of, instance_forward, is_whets
 
-for _name in sorted(one.name for one in iter_modules(families.__path__)):
-    for _family in import_module(f"{families.__name__}.{_name}").FAMILIES:
+for _name in sorted(one.name for one in iter_modules([str(Path(__file__).with_name("families"))])):
+    for _family in import_module(f"whet.models.families.{_name}").FAMILIES:
         register(_family)
 
 

@@ -63,7 +63,26 @@ def why_called(module: Any, standard: type[nn.Module] | str | None = None) -> st
 
 def why_odd(module: Any) -> str | None:
     """Return why a module whose class and forward are known must be called all the same: hooks, odd weights."""
-    return "has hooks" if has_hooks(module) else _why_odd(module, type(module))
+    if has_hooks(module):
+        return "has hooks"
+    cls = type(module)
+    if cls in ACTIVATIONS:
+        return None
+    for name in ("weight", "bias"):
+        parameter = module._parameters.get(name)
+        if parameter is not None and type(parameter) not in (nn.Parameter, Tensor):
+            return f"has a {name} of class {name_of(type(parameter))}"
+        if parameter is not None and not parameter.is_floating_point():
+            return f"has a {name} of {parameter.dtype}"
+    if cls in (nn.Linear, nn.LayerNorm, nn.Embedding) and module._parameters.get("weight") is None:
+        return "has no weight of its own"
+    if cls is nn.LayerNorm and len(module.normalized_shape) != 1:
+        return "normalises over several dimensions"
+    if cls is nn.Embedding and not module.weight.is_contiguous():
+        return "has a weight that does not lie in one piece"
+    if cls is nn.Embedding and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
+        return "changes its rows or their gradient"
+    return None
 
 
 def rms_norm_of(module: nn.Module) -> RmsNorm | None:
@@ -93,26 +112,6 @@ def is_harmless(hook: Any) -> bool:
         return True
     asks = getattr(hook, "__name__", "") in ("make_inputs_require_grads", "make_inputs_require_grad")
     return asks and home.startswith(("transformers.", "peft."))
-
-
-def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
-    if cls in ACTIVATIONS:
-        return None
-    for name in ("weight", "bias"):
-        parameter = module._parameters.get(name)
-        if parameter is not None and type(parameter) not in (nn.Parameter, Tensor):
-            return f"has a {name} of class {name_of(type(parameter))}"
-        if parameter is not None and not parameter.is_floating_point():
-            return f"has a {name} of {parameter.dtype}"
-    if cls in (nn.Linear, nn.LayerNorm, nn.Embedding) and module._parameters.get("weight") is None:
-        return "has no weight of its own"
-    if cls is nn.LayerNorm and len(module.normalized_shape) != 1:
-        return "normalises over several dimensions"
-    if cls is nn.Embedding and not module.weight.is_contiguous():
-        return "has a weight that does not lie in one piece"
-    if cls is nn.Embedding and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
-        return "changes its rows or their gradient"
-    return None
 
 
 def is_trusted(cls: type) -> bool:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,75 +28,54 @@ CARD = Card(
 )
 
 
-class Precision(Protocol):
-    """What varies in a step: how a forward and a backward pass run, and what their gradients need afterwards."""
+class Precision:
+    """What varies in a step: how a forward and a backward pass run, and what their gradients need afterwards.
+
+    Without a change they compute in the format of the weights.
+    """
 
     name: str
     """fp32, bf16, fp16 or int8; auto until a training run has measured."""
 
     def begin(self, seed: int, step: int) -> None:
         """Begin an optimizer step: the weights do not change until the next call."""
-        ...
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of a forward pass."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss` to .grad, possibly scaled."""
-        ...
-
-    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divide .grad by the scale, once per step."""
-        ...
-
-    def adapt(self) -> bool:
-        """Adapt the scale to the step's gradients; return whether it was too high for them and can still be lowered."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, ready for JSON."""
-        ...
-
-    def load_state(self, saved: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        ...
-
-
-class Float32:
-    """Compute in the format of the weights."""
-
-    name = "fp32"
-
-    def begin(self, seed: int, step: int) -> None:
-        pass
-
-    def forward(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to .grad, possibly scaled."""
         loss.backward()
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        pass
+        """Divide .grad by the scale, once per step."""
 
     def adapt(self) -> bool:
+        """Adapt the scale to the step's gradients; return whether it was too high for them and can still be lowered."""
         return False
 
     def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, ready for JSON."""
         return {}
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        pass
+        """Restore what `state` returned."""
 
 
-class Undecided(Float32):
+class Float32(Precision):
+    """Products in the format of the weights."""
+
+    name = "fp32"
+
+
+class Undecided(Precision):
     """`auto` before a training run has measured: fp32."""
 
     name = "auto"
 
 
-class BFloat16(Float32):
+class BFloat16(Precision):
     """Matrix products in bfloat16 through torch's autocast; norms, softmax and losses in float32."""
 
     name = "bf16"
@@ -108,7 +87,7 @@ class BFloat16(Float32):
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-class Int8(Float32):
+class Int8(Precision):
     """Products of linear layers in 8-bit integers, everything else and passes without gradients in float32."""
 
     name = "int8"
@@ -131,7 +110,7 @@ class Int8(Float32):
         return product.multiplied_by(None if self._step is None else self._step.linear)
 
 
-class Float16:
+class Float16(Precision):
     """Matrix products in float16 through torch's autocast, with a loss scale that keeps small gradients above zero.
 
     The scale halves when a gradient overflows and doubles after 2,000 steps without one (Micikevicius et al. 2018,
@@ -146,9 +125,6 @@ class Float16:
         self.device = device
         self._scaler = GradScaler(device.type)
         self._bearer: torch.optim.Optimizer | None = None
-
-    def begin(self, seed: int, step: int) -> None:
-        pass
 
     def forward(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.float16)

@@ -19,11 +19,11 @@ from whet.log import logger
 from whet.precision import policy
 from whet.store import best, compare, find, manifest, schema, weights, write
 from whet.store.find import TRAINER_STATE, Lineage
-from whet.store.save import OnlyRank, Ranks
+from whet.store.save import Ranks
 from whet.store.snapshot import RunState
 from whet.store.state import Stateful, load_states, read_parts
 
-_ALONE = OnlyRank()
+_ALONE = Ranks()
 _AFTER_WEIGHTS = ("average", "optimizer", "schedule")
 _COUNTERS = (
     "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step",

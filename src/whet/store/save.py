@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from whet.config.ranks import ALONE, Place
 from whet.dist import messages
@@ -24,40 +24,25 @@ from whet.store.state import State
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
-    """How the ranks of a run agree; all of them call each method at the same points of the run."""
+class Ranks:
+    """How the ranks of a run agree: all of them call each method at the same points of the run.
 
-    @property
-    def n_ranks(self) -> int: ...
-    @property
-    def place(self) -> Place: ...
-    def of_first(self, value: T, valid: messages.Check) -> T:
-        """Return the value of rank 0."""
-        ...
-
-    def gather(self, value: T, valid: messages.Check) -> list[T]:
-        """Return the values of all ranks."""
-        ...
-
-    def wait(self) -> None:
-        """Wait for all ranks."""
-        ...
-
-
-class OnlyRank:
-    """The only rank of a run, or one that is left alone."""
+    This is the only rank, or one that is left alone. `engine/sync.py` has the one of several.
+    """
 
     n_ranks = 1
-    place = ALONE
+    place: Place = ALONE
 
     def of_first(self, value: T, valid: messages.Check) -> T:
+        """Return the value of rank 0: JSON or arrays of which `valid` holds, or the run ends."""
         return value
 
-    def gather(self, value: T, valid: messages.Check) -> list[T]:
+    def gather(self, value: T, valid: messages.Check, *, large: bool = False) -> list[T]:
+        """Return the values of all ranks: JSON or arrays of which `valid` holds, or the run ends."""
         return [value]
 
     def wait(self) -> None:
-        pass
+        """Wait for all ranks."""
 
 
 @dataclass
@@ -89,7 +74,7 @@ class Saver:
     run_state: RunState
     on_saved: Callable[[], None]
     """Called after each checkpoint that was written."""
-    sync: Ranks = field(default_factory=OnlyRank)
+    sync: Ranks = field(default_factory=Ranks)
     """Rank 0 writes; the others learn what became of it."""
     folders: list[Path] = field(default_factory=list)
     lineage: Lineage = field(default_factory=new_lineage)
@@ -244,7 +229,7 @@ class Saver:
     def close(self) -> None:
         """Wait at the end of a run; log an error of the last write, so that it does not hide the error of the run."""
         if self._in_progress is not None:  # other ranks may be gone, or wait for something else
-            self.sync = OnlyRank()
+            self.sync = Ranks()
             self._in_progress = self._in_progress if self._in_progress[0] is not None else None
         try:
             self.wait()
@@ -254,7 +239,7 @@ class Saver:
     def saved_alone(self, lost: LostRankError) -> LostRankError:
         """Save the finished steps on rank 0 after another rank was lost; return the error, with the folder."""
         done, place = self._counters.global_step, self.sync.place
-        self.sync = OnlyRank()
+        self.sync = Ranks()
         if not place.is_first:
             self._in_progress = None
         target = self._run.output_dir / find.folder_name(done)

@@ -149,8 +149,3 @@ def write(lines: Iterable[str]) -> None:
     for handler in _open:
         for line in lines:
             handler.emit(logger.makeRecord(logger.name, logging.INFO, "", 0, "%s", (line,), None))
-
-
-def is_open() -> bool:
-    """Return whether this process is in a run that keeps a run.log."""
-    return bool(_open)

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ _PATIENCE_S = 2.0
 """How long a run that has nothing to save may take to stop by itself, for example inside a compiler."""
 _KILLED = 128
 """Shells report a process that a signal ended by this number plus that of the signal."""
+_HEARD = "whet: heard {}: the run saves and stops at the next safe point; once more ends it at once"
 _NOTHING_YET = "there was nothing to save yet; start again with the same command"
 
 
@@ -79,16 +80,20 @@ _current = _SignalState()
 
 def install(*, deferred: bool = False) -> None:
     """Handle signals from now on. Only the main thread of a process can; in other threads this does nothing."""
-    global _current
     if threading.current_thread() is not threading.main_thread():
         return
-    _current = _SignalState(deferred=deferred, pid=os.getpid())
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # respect nohup
-            _current.previous_handlers[number] = signal.signal(number, _on_signal)
+    respecting_nohup = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    _handle_these(respecting_nohup, deferred=deferred)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a closed pipe is an error of the write and must not end the process
     if not deferred:
         _read_signals(_current)
+
+
+def _handle_these(numbers: Iterable[signal.Signals], *, deferred: bool) -> None:
+    global _current
+    _current = _SignalState(deferred=deferred, pid=os.getpid())
+    for number in numbers:
+        _current.previous_handlers[number] = signal.signal(number, _on_signal)
 
 
 def hear_interrupts() -> None:
@@ -162,6 +167,23 @@ def handling_signals(wanted: bool | None) -> Iterator[None]:
         restore()
 
 
+@contextlib.contextmanager
+def noting_signals() -> Iterator[None]:
+    """Note SIGTERM and SIGINT within the block, for `requested`; a signal that the program handles stays with it.
+
+    In another thread than the main one, where Python allows no handlers, nothing is noted.
+    """
+    if _current.previous_handlers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    _handle_these([one for one in SIGNALS[:2] if signal.getsignal(one) in usual], deferred=True)
+    try:
+        yield
+    finally:
+        restore()
+
+
 def defer_signals() -> None:
     """From now on only note a signal: the run stops at the next point from which it can resume."""
     _current.deferred = True
@@ -209,6 +231,7 @@ def _end_on_repeat(number: int, now_s: float) -> None:
     """Raise an exception that ends train() at once if the signal is repeated."""
     if _current.first_s is None:
         _current.first_s = now_s
+        _write_stderr(_HEARD.format(signal.Signals(number).name))
     elif now_s - _current.first_s >= _SAME_S:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(_KILLED + number)
 
@@ -255,7 +278,7 @@ def _handle(state: _SignalState, number: int) -> None:
         state.first_s, state.requested = now_s, state.requested or name
         if not state.deferred:
             _exit_at_once(state, _stopped_before_first_step(name), EXIT_STOPPED_AND_SAVED)
-        _write_stderr(f"whet: heard {name}: the run saves and stops at the next safe point; once more ends it at once")
+        _write_stderr(_HEARD.format(name))
     elif now_s - state.first_s >= _SAME_S:
         text = f"whet: {name} came again: ended at once; the last checkpoint is kept"
         _exit_at_once(state, text, _KILLED + number)

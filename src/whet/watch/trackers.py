@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,6 @@ class Tracker(TrainerCallback):
         self._write: Write | None = None
         self._close: Close | None = None
 
-    @property
-    def runs(self) -> bool:
-        """Whether the tracker's run has begun and is not closed."""
-        return self._write is not None
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write is None:
             self._write, self._close = self._start(args)
@@ -51,11 +46,6 @@ class Tracker(TrainerCallback):
 def build(args: TrainingArguments) -> list[Tracker]:
     """Return a callback for each tracker in `report_to`; raises ConfigError if its package is missing."""
     return [Tracker(_STARTS[name](args)) for name in args.report_to]
-
-
-def running(callbacks: Iterable[Any]) -> bool:
-    """Return whether the run of a tracker among these callbacks has begun."""
-    return any(isinstance(callback, Tracker) and callback.runs for callback in callbacks)
 
 
 def renamed(name: str) -> str:

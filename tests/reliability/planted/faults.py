@@ -364,8 +364,8 @@ PLANTED = (
         (
             Edit(
                 "models/fused/attention.py",
-                "    if any(why_called(part, nn.Linear) is not None for part in parts):\n        return False\n",
-                "",
+                "        if why_called(part, nn.Linear) is not None or part.bias is None",
+                "        if part.bias is None",
             ),
         ),
         (

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from whet.card import Card
 from whet.data import budget
 from whet.data.store import RowStore
+from whet.engine.description import planned_bytes
 from whet.engine.run import Run
-from whet.engine.sharding import planned
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.errors import ConfigError
 from whet.hardware import memory, trim
@@ -194,7 +194,7 @@ def _state_bytes_to_allocate(trial: Trial) -> int:
     """Return the bytes that the optimizer has not allocated yet: all of its state, unless the run was resumed."""
     model = trial.run.model
     known = not trial.optimizer_given
-    size = planned.of_rank(model, trial.run.args, trial.optimizer, trial.run.place, known=known).state
+    size = planned_bytes(model, trial.run.args, trial.optimizer, trial.run.place, known=known).state
     if size is None:
         n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         size = _UNKNOWN_STATE_BYTES * n_trained

@@ -28,7 +28,7 @@ def attention(
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
     spec = spec_of(module, x.shape[1], scale, p)
-    chosen = chosen_from(module, module.whet_site.position)
+    chosen = chosen_from(module, module.whet_site.placement.now)
     if chosen is not None:
         q, k, v = (part.unflatten(-1, (heads, -1)) for part in _of_chosen(x, parts, chosen))
         return attend_chosen((q, k, v), spec, chosen, bias).flatten(1)[None]
@@ -65,7 +65,7 @@ def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | No
     Raises ConfigError if it has no part in the running pass, or gets the hidden states of chosen tokens alone.
     """
     site: Site | None = module.__dict__.get("whet_site")
-    position = None if site is None else site.position
+    position = None if site is None else site.placement.now
     if site is None or position is None:
         raise came_later(module)
     require_all(module, n_tokens, position)
@@ -82,10 +82,10 @@ def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | No
 
 
 def _can_join(parts: tuple[nn.Linear, ...]) -> bool:
-    if any(why_called(part, nn.Linear) is not None for part in parts):
-        return False
-    first = parts[0]
-    return all(p.bias is not None and p.weight.dtype == first.weight.dtype for p in parts)
+    for part in parts:
+        if why_called(part, nn.Linear) is not None or part.bias is None or part.weight.dtype != parts[0].weight.dtype:
+            return False
+    return True
 
 
 def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:

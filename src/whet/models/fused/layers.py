@@ -51,7 +51,7 @@ class PlacedDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return input
-        position = self.site.position
+        position = self.site.placement.now
         if position is None:
             require_pass(self, self.site, input)
         if position is None or not position.has(math.prod(input.shape[:-1])):
@@ -70,7 +70,7 @@ def drop_of(module: PlacedDropout) -> Drop | None:
     """Return the dropout of this use of the module; None if nothing is dropped."""
     if not module.training or module.p == 0.0:
         return None
-    position = module.site.position
+    position = module.site.placement.now
     if position is None:  # its owner runs in a pass
         raise came_later(module)
     return Drop.at(module.site, module.p, position)

@@ -21,7 +21,7 @@ from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, AdamWTensors, Codes
 from whet.kernels.library import library
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use_of
 from whet.optim.entry import Entry, Options, Shapes, Stepping, bytes_of, native_can_update, native_takes
 
 State = dict[str, Any]
@@ -64,12 +64,11 @@ class NativeAdamW(Stepping):
     def _update_all(self) -> None:
         grad_scale, self.grad_scale = self.grad_scale, 1.0
         for due in _due(self, self._begin, grad_scale):
-            rows = [self._rows(one) for one in zip(due.parameters, due.states, due.rates, strict=True)]
-            _update(due, self._tensors, rows)
+            _update(due, self._tensors, self._rows(due))
 
-    def _rows(self, _updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
-        """Return the rows outside of which gradient and moments are zero; None if unknown or not needed."""
-        return None
+    def _rows(self, due: Due) -> list[RowsInUse | None]:
+        """Return for each the rows outside of which gradient and moments are zero; None if unknown or not needed."""
+        return [None] * len(due.parameters)
 
     def _begin(self, parameter: Tensor) -> State:
         raise NotImplementedError
@@ -93,18 +92,20 @@ class WhetAdamW(NativeAdamW):
         super().__setstate__(state)
         self.__dict__.setdefault("_covered", {})  # torch copies and pickles only groups and state
 
-    def _rows(self, updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
-        parameter, state, (_, decay) = updated
-        rows = None if parameter.grad is None else rows_in_use(parameter.grad)
-        if rows is None:
-            self._covered.pop(id(parameter), None)  # from now on, any row may have moments
-            return None
-        covered = self._covered.get(id(parameter))
-        if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
-            for name in ("exp_avg", "exp_avg_sq") if state["step"] > 1 else ():
-                rows.include(state[name].any(dim=1))  # loaded, or made by steps with an ordinary gradient
-            self._covered[id(parameter)] = (rows, state["exp_avg"])
-        return None if decay else rows
+    def _rows(self, due: Due) -> list[RowsInUse | None]:
+        found = rows_in_use_of([one.grad for one in due.parameters if one.grad is not None])
+        for number, (parameter, state, rows) in enumerate(zip(due.parameters, due.states, found, strict=True)):
+            if rows is None:
+                self._covered.pop(id(parameter), None)  # from now on, any row may have moments
+                continue
+            covered = self._covered.get(id(parameter))
+            if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
+                for name in ("exp_avg", "exp_avg_sq") if state["step"] > 1 else ():
+                    rows.include(state[name].any(dim=1))  # loaded, or made by steps with an ordinary gradient
+                self._covered[id(parameter)] = (rows, state["exp_avg"])
+            if due.rates[number][1]:  # with decay, rows without a gradient change too
+                found[number] = None
+        return found
 
     def _begin(self, parameter: Tensor) -> State:
         blank = {"dtype": torch.float32, "device": parameter.device}

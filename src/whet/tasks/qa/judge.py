@@ -11,14 +11,14 @@ from numpy import ndarray
 
 from whet.data.batch import Batch
 from whet.engine.engine import Engine
-from whet.engine.sync import OneRank, Sync
+from whet.engine.sync import Sync
 from whet.objectives.span import SpanObjective
 from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans, write_predictions
 from whet.tasks.qa.metrics import squad_metrics
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Predictions, SpanScores
 
-ONE_RANK = OneRank()
+ONE_RANK = Sync()
 
 
 def predict(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -318,25 +317,3 @@ def _unseen(what: str, got: str) -> ConfigError:
         fix="use --zero_stage 1, which leaves parameters as they are, without --fsdp and --deepspeed; or freeze "
         "weights before train(), and change gradients in the loss",
     )
-
-
-_left: WeakSet[nn.Module] = WeakSet()
-"""Models of which a training that failed left each rank its share alone."""
-
-
-def mark_unfinished(model: nn.Module) -> None:
-    """Note that this model stays without the rows of the other ranks, which may be gone."""
-    _left.add(model)
-
-
-def require_complete(model: nn.Module) -> None:
-    """Raise ConfigError if a training has left the model with the weights of this rank alone."""
-    if model in _left:
-        raise ConfigError(
-            what="the model has only this rank's share of the weights",
-            got="a model whose training failed",
-            why="with zero_stage 2 and 3 the ranks bring the weights together at the end of a "
-            "training, and an error of one rank ends it before that",
-            fix="build a new model and trainer, and call train(resume_from_checkpoint=True) or load the newest "
-            "checkpoint of the run; zero_stage 1 leaves each rank the complete weights",
-        )

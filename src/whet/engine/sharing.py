@@ -1,10 +1,15 @@
-"""What the ranks of a run share instead of each having it: the optimizer's state, gradients and weights (ZeRO)."""
+"""What the ranks of a run share instead of each having it: the optimizer's state, gradients and weights (ZeRO).
+
+whet shares them itself, or DeepSpeed's engine does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,11 +17,17 @@ from torch.optim import Optimizer
 from whet.config import deepspeed
 from whet.config.rules.sharing import stage_of_run
 from whet.dist.sharded_model import ShardedModel
+from whet.dist.zero_engine import ZeroEngine
 from whet.engine.run import Prepared
-from whet.engine.sharding.shares import SHARED, OptimizerShare, ReplicatedWeights, ShardedWeights, mark_unfinished
-from whet.engine.sharding.zero_engine import EngineSharing
 from whet.engine.step import Update
 from whet.engine.update import OptimizerUpdate
+from whet.engine.zero import (
+    SHARED,
+    CollectedState,
+    OptimizerShare,
+    ReplicatedWeights,
+    ShardedWeights,
+)
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.log import logger
@@ -24,88 +35,50 @@ from whet.models.fused.embeddings import GRADIENT
 from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.store.optimizer import names_in, parameters_of
-from whet.store.state import Stateful
+from whet.store.state import State, Stateful
 
 
-class Sharing(Protocol):
-    """How the ranks share what a run holds."""
+class Sharing:
+    """How the ranks share what a run holds: here each has everything."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether a rank alone has less than a checkpoint holds."""
-        ...
+    is_on = False
+    """Whether a rank alone has less than a checkpoint holds."""
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Share from now on. Model and optimizer are complete until then, and restored."""
-        ...
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters whose gradients this rank has after a backward pass."""
-        ...
-
-    def stepping(self) -> AbstractContextManager[None]:
-        """Return the context of the optimizer's step."""
-        ...
-
-    def saving(self) -> AbstractContextManager[None]:
-        """Return a context in which rank 0 has the complete model and state. All ranks enter it."""
-        ...
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which each rank has the complete model. All ranks enter it."""
-        ...
-
-    def finish(self) -> None:
-        """Leave the complete model on each rank. All ranks call it."""
-        ...
-
-    def abandon(self) -> None:
-        """End without the other ranks, unless `finish` was called: the model is refused from now on."""
-        ...
-
-    def update(self, alone: OptimizerUpdate) -> Update:
-        """Return how gradients update the weights; `alone` is the update of a rank that has everything."""
-        ...
-
-    def optimizer_part(self, alone: Stateful) -> Stateful:
-        """Return the optimizer as a part of a checkpoint; `alone` is that of a rank that shares nothing."""
-        ...
-
-
-class NotShared:
-    """Each rank has everything."""
-
-    is_on = False
-
-    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        pass
-
-    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         return list(model.parameters())
 
     def stepping(self) -> AbstractContextManager[None]:
+        """Return the context of the optimizer's step."""
         return nullcontext()
 
     def saving(self) -> AbstractContextManager[None]:
+        """Return a context in which rank 0 has the complete model and state. All ranks enter it."""
         return nullcontext()
 
-    def update(self, alone: OptimizerUpdate) -> Update:
-        return alone
-
     def evaluating(self) -> AbstractContextManager[None]:
+        """Return a context in which each rank has the complete model. All ranks enter it."""
         return nullcontext()
 
     def finish(self) -> None:
-        pass
+        """Leave the complete model on each rank. All ranks call it."""
 
     def abandon(self) -> None:
-        pass
+        """End without the other ranks, unless `finish` was called: the model is refused from now on."""
+
+    def update(self, alone: OptimizerUpdate) -> Update:
+        """Return how gradients update the weights; `alone` is the update of a rank that has everything."""
+        return alone
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
+        """Return the optimizer as a part of a checkpoint; `alone` is that of a rank that shares nothing."""
         return alone
 
 
-class Shared:
+class Shared(Sharing):
     """The ranks share the optimizer's state; from stage 2 on also gradients and weights.
 
     Stage 2 keeps the weights of a block from its forward pass to its backward pass, stage 3 collects them again.
@@ -140,9 +113,6 @@ class Shared:
     def saving(self) -> Iterator[None]:
         with self._complete(everywhere=False), nullcontext() if self._share is None else self._share.collected():
             yield
-
-    def update(self, alone: OptimizerUpdate) -> Update:
-        return alone
 
     def evaluating(self) -> AbstractContextManager[None]:
         return self._complete(everywhere=True)
@@ -184,6 +154,105 @@ class Shared:
         return weights
 
 
+@dataclass(frozen=True)
+class EngineUpdate:
+    """The update that DeepSpeed makes of the gradients that it has summed."""
+
+    engine: ZeroEngine
+    alone: OptimizerUpdate
+    applied: list[bool]
+    """Whether the present step was applied: empty before that."""
+
+    def gradient_norm(self) -> float:
+        return self.engine.gradient_norm()
+
+    def apply(self, grad_scale: float) -> None:
+        self.applied.append(True)
+        self.alone.send("on_pre_optimizer_step")
+        self.engine.step()  # clips by the norm of all ranks, as grad_scale would
+        self.alone.send("on_optimizer_step")
+
+    def clear(self) -> None:
+        if not self.applied:
+            self.engine.discard()
+        self.applied.clear()
+        self.alone.clear()
+
+
+class EngineSharing(Sharing):
+    """What DeepSpeed shares: the optimizer's state; from stage 2 on the gradients; at stage 3 the weights."""
+
+    def __init__(self, sync: Any, config: Callable[[nn.Module], dict[str, Any]]) -> None:
+        self._sync, self._config = sync, config
+        self._part: _EnginePart | None = None
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        _require_by_element(optimizer)
+        part = _EnginePart(model, optimizer)
+        states = {one: state for one, state in ((p, optimizer.state.get(p)) for p in part.parameters) if state}
+        part.engine = self._sync.engine = ZeroEngine(self._sync.group, model, optimizer, self._config(model), states)
+        self._part, self.is_on = part, True
+        setattr(optimizer, SHARED, True)
+
+    def update(self, alone: OptimizerUpdate) -> EngineUpdate:
+        assert self._sync.engine is not None
+        return EngineUpdate(self._sync.engine, alone, [])
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        if self._part is None:
+            yield
+            return
+        with self._part.engine.complete_weights(), self._part.collected():
+            yield
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._part is None else self._part.engine.complete_weights()
+
+    def optimizer_part(self, alone: Stateful) -> Stateful:
+        return alone if self._part is None else self._part
+
+    def abandon(self) -> None:
+        if self._part is not None and self._part.engine.stage == 3:
+            mark_unfinished(self._part.engine.model)
+
+    def finish(self) -> None:
+        """Return the model to a plain one; the optimizer's state ends with the engine."""
+        if self._part is not None:
+            self._part.engine.end()
+            self._part, self._sync.engine, self.is_on = None, None, False
+
+
+def _require_by_element(optimizer: Optimizer) -> None:
+    if divisible.unit_of(optimizer) != 1:
+        raise ConfigError(
+            what="deepspeed does not go with this optimizer",
+            got=type(optimizer).__name__,
+            why="DeepSpeed's engine gives it flat parts of the weights, and it reads complete tensors",
+            fix="use --optim adamw_whet, or --zero_stage 1 instead of --deepspeed",
+        )
+
+
+class _EnginePart(CollectedState):
+    """The optimizer as a part of a checkpoint, with the names and shapes of the complete parameters."""
+
+    engine: ZeroEngine
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._optimizer, self.parameters = optimizer, parameters_of(optimizer)
+        self._names = names_in(optimizer, model)
+        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+
+    def collect(self) -> State:
+        states = self.engine.state(self.parameters)
+        names, groups = iter(self._names), []
+        for group, size in zip(self._optimizer.param_groups, self._sizes, strict=True):
+            plain = {name: value for name, value in group.items() if name != "params"}
+            groups.append({**plain, "params": [next(names) for _ in range(size)]})
+        found = {name: state for name, state in zip(self._names, states, strict=True) if state}
+        return {"param_groups": groups, "state": found}
+
+
 def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     """Return how the ranks of this run share what it holds, as `zero_stage` says."""
     _require_complete(optimizer)
@@ -194,7 +263,7 @@ def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     if stage and sync.n_ranks == 1:
         logger.info("ZeRO stage %d: this process is the only rank and keeps everything itself", stage)
     if not stage or sync.n_ranks == 1:
-        return NotShared()
+        return Sharing()
     divisible.require_known(optimizer)
     _require_own_memory(prepared.model, optimizer, f"zero_stage {stage}")
     if by_engine:
@@ -284,4 +353,26 @@ def _require_complete(optimizer: Optimizer) -> None:
             got=type(optimizer).__name__,
             why="with zero_stage, fsdp or deepspeed each rank keeps the state of a part of the weights",
             fix="pass a new optimizer to each training, or train without zero_stage, fsdp and deepspeed",
+        )
+
+
+_left: WeakSet[nn.Module] = WeakSet()
+"""Models of which a training that failed left each rank its share alone."""
+
+
+def mark_unfinished(model: nn.Module) -> None:
+    """Note that this model stays without the rows of the other ranks, which may be gone."""
+    _left.add(model)
+
+
+def require_complete(model: nn.Module) -> None:
+    """Raise ConfigError if a training has left the model with the weights of this rank alone."""
+    if model in _left:
+        raise ConfigError(
+            what="the model has only this rank's share of the weights",
+            got="a model whose training failed",
+            why="with zero_stage 2 and 3 the ranks bring the weights together at the end of a "
+            "training, and an error of one rank ends it before that",
+            fix="build a new model and trainer, and call train(resume_from_checkpoint=True) or load the newest "
+            "checkpoint of the run; zero_stage 1 leaves each rank the complete weights",
         )

@@ -1,26 +1,39 @@
-"""The first lines of a run: model, data, precision and its reason, batch, memory, machine, saves."""
+"""What a run is, for its user: its first lines, the bytes that a rank will hold, and the card of its model.
+
+The first lines name the model, the data, the precision and its reason, the batch, memory, the machine and the saves.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sized
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerState
+from transformers.trainer_utils import SchedulerType
 
 from whet import console
 from whet.config import deepspeed, recipes
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import Place
 from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
+from whet.delayed_imports import standing
+from whet.dist.shares import deal
 from whet.engine.run import Prepared
-from whet.engine.sharding import planned
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
+from whet.optim import divisible, registry
+from whet.watch import files as output_files
 
 _LABEL = 11
 _WHOLE = ("recipe", "deepspeed")
@@ -151,7 +164,7 @@ def _memory(prepared: Prepared, optimizer: Optimizer, *, state_is_known: bool) -
     """Return what weights, gradients and optimizer state will take, and what is free now."""
     args, place = prepared.args, prepared.place
     trained = sum(one.numel() * one.element_size() for one in prepared.model.parameters() if one.requires_grad)
-    found = planned.of_rank(prepared.model, args, optimizer, place, known=state_is_known)
+    found = planned_bytes(prepared.model, args, optimizer, place, known=state_is_known)
     size = found.weights + found.gradients + (found.state or 0)
     size += 0 if args.weight_averaging_start is None else trained  # their mean
     without = "activations" if found.state is not None else "optimizer and activations"
@@ -191,3 +204,93 @@ def _saves(args: TrainingArguments, counters: TrainerState) -> list[str]:
     kept += ["the model only"] if args.save_only_model and args.save_strategy != "no" else []
     room = console.width() - _LABEL - len(every) - 2
     return [console.shorten(escape_controls(args.output_dir), max(room, len("...") + 3)), every, *kept]
+
+
+# ---- bytes ----
+
+_STATE, _GRADIENTS, _WEIGHTS = 1, 2, 2
+"""The first stage that shares each; stage 2 keeps the weights of a block longer than stage 3, not between steps."""
+
+
+@dataclass(frozen=True)
+class PlannedBytes:
+    """Bytes that one rank holds between two steps; gradients until the optimizer's step is done."""
+
+    weights: int
+    gradients: int
+    state: int | None
+    """None: the optimizer is not one of whet's, so that its state is not known before the first step."""
+
+
+def planned_bytes(
+    model: nn.Module, args: TrainingArguments, optimizer: Optimizer | None, place: Place, *, known: bool = True
+) -> PlannedBytes:
+    """Return what this rank will hold. `known`: whether the arguments name the optimizer."""
+    weights = list(model.parameters())
+    trained = [one for one in weights if one.requires_grad]
+    stage = stage_of_run(args) if place.n_ranks > 1 and optimizer is not None else 0
+    kept = _kept(weights, place, None if optimizer is None else divisible.unit_of(optimizer))
+    gradients = 0 if args.optimizer_in_backward else _bytes_of(trained, kept if stage >= _GRADIENTS else None)
+    return PlannedBytes(
+        weights=_bytes_of(weights, kept if stage >= _WEIGHTS else None),
+        gradients=gradients,
+        state=registry.model_state_bytes(model, args, kept if stage >= _STATE else None) if known else None,
+    )
+
+
+def _kept(parameters: Sequence[nn.Parameter], place: Place, unit: int | None) -> Mapping[int, int]:
+    """Return how many rows of each parameter this rank keeps, by its id."""
+    rows = deal([one.shape for one in parameters], place.n_ranks, unit)
+    return {id(one): of_ranks[place.rank][1] for one, of_ranks in zip(parameters, rows, strict=True)}
+
+
+def _bytes_of(parameters: Sequence[nn.Parameter], kept: Mapping[int, int] | None) -> int:
+    total = 0
+    for one in parameters:
+        n_elements = one.numel() if kept is None else kept[id(one)] * prod(one.shape[1:])
+        total += n_elements * one.element_size()
+    return total
+
+
+# ---- the model card ----
+
+
+@standing()  # TrainingSummary imports datasets to ask whether the rows are one of its own
+def write_model_card(prepared: Prepared, precision: str, state: TrainerState, facts: Mapping[str, Any]) -> None:
+    """Write README.md to the output folder: a draft of a model card; `precision` is the name of the run's."""
+    from transformers.modelcard import TrainingSummary
+
+    path = Path(prepared.args.output_dir) / "README.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    summary = TrainingSummary.from_trainer(_as_transformers_has_it(prepared, precision, state), **facts)
+    with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=prepared.args.save_error_policy):
+        card = summary.to_model_card()  # names of folders may hold bytes that are no UTF-8
+        output_files.write_text(path, card.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def _as_transformers_has_it(prepared: Prepared, precision: str, state: TrainerState) -> Any:
+    """Return an object with the attributes of a Trainer that TrainingSummary reads."""
+    args = prepared.args
+    values = {name: getattr(args, name) for name in args.to_dict()}
+    schedule = args.lr_scheduler_type
+    facts = {
+        "parallel_mode": args.parallel_mode,
+        "world_size": args.world_size,
+        "train_batch_size": args.per_device_train_batch_size,
+        "eval_batch_size": args.per_device_eval_batch_size,
+        "lr_scheduler_type": SchedulerType(getattr(schedule, "value", schedule)),
+        "label_smoothing_factor": args.label_smoothing_factor,
+        "fp16": precision == "fp16",
+    }
+    return SimpleNamespace(
+        args=SimpleNamespace(**(values | facts)),
+        model=prepared.model if hasattr(prepared.model, "config") else _with_config(prepared.model),
+        state=state,
+        train_dataset=prepared.train_dataset,
+        eval_dataset=prepared.eval_dataset,
+    )
+
+
+def _with_config(model: Any) -> Any:
+    """Return an object that looks like the model with an empty configuration."""
+    return type(type(model).__name__, (), {"config": SimpleNamespace(_name_or_path="")})()
