@@ -29,6 +29,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from whet.config.methods import may_use_graphs
 from whet.engine.draws import Draws
+from whet.engine.update import ClipInOwnPass
 from whet.errors import NonFiniteError, StorageError
 from whet.hf import between_ranks, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
@@ -262,16 +263,20 @@ class Trainer(transformers.Trainer):
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Clip as transformers does; whet's AdamW applies the factor itself where nobody else reads the gradient."""
         optimizer, parameters = getattr(self.optimizer, "optimizer", self.optimizer), list(model.parameters())
-        if not self._clips_while_it_updates(optimizer, parameters):
+        if not self._updates_alone(optimizer, parameters):
             return super()._clip_grad_norm(model)
         norm = gradient_norm([one.grad for one in parameters if one.grad is not None])
-        scale = self.args.max_grad_norm / (norm + _CLIP_EPS)
-        optimizer.grad_scale = 1.0 if scale > 1 else scale  # NaN stays NaN
+        factor = self.args.max_grad_norm / (norm + _CLIP_EPS)
+        factor = 1.0 if factor > 1 else factor  # NaN stays NaN
+        if self._gradient_is_read(optimizer):
+            ClipInOwnPass(parameters).prepare(factor)
+        else:
+            optimizer.grad_scale = factor
         return torch.tensor(norm)
 
-    def _clips_while_it_updates(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
-        """Return whether the optimizer is whet's AdamW, all it updates is clipped, and nobody may see the gradient."""
-        if not isinstance(optimizer, NativeAdamW) or optimizer.has_step_hooks or self.args.device.type != "cpu":
+    def _updates_alone(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
+        """Return whether whet's AdamW updates the parameters that are clipped, and no others, whole in this process."""
+        if not isinstance(optimizer, NativeAdamW) or self.args.device.type != "cpu":
             return False
         own = {id(one) for one in parameters}
         return (
@@ -279,10 +284,16 @@ class Trainer(transformers.Trainer):
             and self.accelerator.scaler is None
             and all(id(one) in own for group in optimizer.param_groups for one in group["params"])
             and all(one.grad is None or type(one.grad) is torch.Tensor for one in parameters)
-            and type(self.model).zero_grad is nn.Module.zero_grad
-            and type(self)._get_grad_norm is Trainer._get_grad_norm
-            and type(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)).__module__ == LambdaLR.__module__
-            and not any(_reads_gradients(one) for one in self.callback_handler.callbacks)
+        )
+
+    def _gradient_is_read(self, optimizer: NativeAdamW) -> bool:
+        """Return whether anybody but the optimizer may read the gradient after it is clipped."""
+        return (
+            optimizer.has_step_hooks
+            or type(self.model).zero_grad is not nn.Module.zero_grad
+            or type(self)._get_grad_norm is not Trainer._get_grad_norm
+            or type(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)).__module__ != LambdaLR.__module__
+            or any(_reads_gradients(one) for one in self.callback_handler.callbacks)
         )
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
