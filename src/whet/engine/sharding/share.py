@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
 from whet.config import deepspeed
 from whet.config.rules.sharing import stage_of_run
-from whet.dist.sharded_model import ShardedModel
 from whet.engine.run import Prepared
 from whet.engine.sharding.shares import SHARED, OptimizerShare, ReplicatedWeights, ShardedWeights, mark_unfinished
 from whet.engine.sharding.zero_engine import EngineSharing
@@ -25,6 +24,9 @@ from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.store.optimizer import names_in, parameters_of
 from whet.store.state import Stateful
+
+if TYPE_CHECKING:
+    from whet.dist.sharded_model import ShardedModel
 
 
 class Sharing(Protocol):
@@ -172,6 +174,8 @@ class Shared:
             self._depth -= 1
 
     def _shard(self, model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None) -> ShardedWeights:
+        from whet.dist.sharded_model import ShardedModel  # torch's fully_shard takes 0.5 s to import
+
         _require_shareable(model, trained, unit, self._stage)
         for module in model.modules():
             module.__dict__.pop(GRADIENT, None)  # gradients of tables are shared like all others
