@@ -4,11 +4,12 @@ Wherever they are installed, transformers imports peft, torchao, accelerate and 
 what shards tensors over ranks, for a few names each. In the block of `delayed` it gets objects in place of these names,
 which import the package when they are called, read or inherited from. Modules of others never see them: what they
 import is the package itself. A few functions of torch and transformers that import such a package whenever they are
-called are replaced (`_REPLACEMENTS`).
+called are replaced (`_REPLACEMENTS`). Nobody looks for garbage while torch and transformers are imported.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -24,9 +25,8 @@ from types import ModuleType
 from typing import Any, Union
 
 DELAYED = frozenset({
-    "accelerate", "bitsandbytes", "datasets", "peft", "scipy", "sklearn", "torchao",
-    "torch._dynamo", "torch.distributed._composable", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-    "torch.distributed.tensor",
+    *("accelerate", "bitsandbytes", "datasets", "peft", "scipy", "sklearn", "torchao", "torch._dynamo"),
+    *(f"torch.distributed.{name}" for name in ("_composable", "checkpoint", "fsdp", "tensor")),
 })  # fmt: skip
 """Packages and modules that transformers imports ahead of need, for a part of its users."""
 
@@ -112,9 +112,9 @@ class _OfTransformers(SourceFileLoader):
     """Loads a module of transformers, with objects in place of what it imports ahead of need."""
 
     def exec_module(self, module: ModuleType) -> None:
-        with standing():
+        with standing(), _uncollected():
             super().exec_module(module)
-        _replace(module)
+        _finish(module)
 
 
 class _OfOthers(SourceFileLoader):
@@ -130,8 +130,21 @@ class _OfTorch(SourceFileLoader):
     """Loads a module of torch that has a replacement."""
 
     def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        _replace(module)
+        with _uncollected():
+            super().exec_module(module)
+        _finish(module)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do not look for reference cycles in the block: imports make many objects, and few of them are garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _disable_dynamo(function: Callable[..., Any] | None = None, recursive: bool = True) -> Callable[..., Any]:
@@ -178,20 +191,28 @@ def _unwrap(unwrap: Callable[..., Any]) -> Callable[..., Any]:
     return unwrapped
 
 
-def _replace(module: ModuleType) -> None:
-    """Put the functions of this module in place that import nothing, or do not compute the same again."""
+def _finish(module: ModuleType) -> None:
+    """Put the functions in place that import nothing, or do not compute the same again."""
     for name, replacement in _REPLACEMENTS.get(module.__name__, {}).items():
         if name in vars(module):
             vars(module)[name] = replacement(vars(module)[name])
+    if module.__name__ in _LARGE:
+        gc.freeze()
 
 
+_LARGE = ("torch", "transformers.modeling_utils")
+"""Modules whose imports make most of the objects of a process. They stay, and no later collection looks at them."""
 _REPLACEMENTS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "torch": {"_check_with": _check_with},
     "torch._compile": {"_disable_dynamo": lambda _: _disable_dynamo},
     "transformers.distributed.utils": {"is_dtensor": lambda _: _is_dtensor},
     "transformers.modeling_utils": {"unwrap_model": _unwrap},
-    # It reads the source of all models twice: its cache has 128 places, and transformers 400 folders.
-    "transformers.utils.import_utils": {"create_import_structure_from_path": lambda read: cache(read.__wrapped__)},
+    "transformers.utils.import_utils": {
+        # It reads the source of all models twice: its cache has 128 places, and transformers 400 folders.
+        "create_import_structure_from_path": lambda read: cache(read.__wrapped__),
+        # It splits a source into lines, and keeps those from the last that begins with __all__.
+        "fetch__all__": lambda fetch: lambda text: fetch(text[text.rfind("\n__all__") + 1 :]),
+    },
 }
 """Module -> its functions that are replaced -> the replacement, made from the function."""
 

@@ -165,6 +165,31 @@ def test_calls_of_torch_wait_as_well(code: str) -> None:
     assert _printed(_CALLED_LATE.format(code=code)) == "True"
 
 
+def test_transformers_finds_the_same_names_in_its_sources() -> None:
+    code = """
+import os
+from whet.delayed_imports import delayed
+
+with delayed():
+    import transformers
+    from transformers.utils import import_utils
+folder = os.path.join(os.path.dirname(transformers.__file__), "models")
+found = import_utils.create_import_structure_from_path(folder)
+print(import_utils.fetch__all__.__qualname__, sorted(map(repr, found.items())))
+"""
+    replaced, found = _printed(code, PYTHONHASHSEED="0").split(maxsplit=1)
+    plain, wanted = _printed(code, PYTHONHASHSEED="0", WHET_IMPORTS="eager").split(maxsplit=1)
+    assert (plain, found) == ("fetch__all__", wanted)
+    assert replaced != plain
+
+
+def test_importing_leaves_the_search_for_garbage_as_it_was() -> None:
+    code = "import gc; from whet.delayed_imports import delayed\nwith delayed(): from transformers import BertModel\n"
+    code += "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    assert _printed(code) == "True True"
+    assert _printed("import gc; gc.disable()\n" + code) == "False True"
+
+
 def test_optimizers_need_no_compiler_before_somebody_compiles() -> None:
     code = """
 import sys
