@@ -99,6 +99,7 @@ def main() -> None:
             for name in list(checkouts)[:: 1 if number % 2 else -1]:
                 folder = Path(tempfile.mkdtemp(dir=temporary))
                 environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+                environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed whet has its bytecode
                 words = command(checkouts[name], options, train, folder / "out")
                 start = first_step(words, folder, environment)
                 found[name] += [start] if number else []

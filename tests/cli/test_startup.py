@@ -34,19 +34,51 @@ def test_library_of_data_sets_is_not_imported_for_files(task: str) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-_UNUSED = {"bitsandbytes", "datasets", "kubernetes", "pandas", "peft", "pyarrow", "torchao", "transformers.trainer"}
+_UNUSED = {
+    *("accelerate", "bitsandbytes", "datasets", "kubernetes", "pandas", "peft", "pyarrow", "torch._dynamo"),
+    *("torch._inductor", "torch.distributed.fsdp", "torchao", "transformers.trainer"),
+}
+_UNUSED_BEFORE_STEPS = _UNUSED | {"sympy", "torch.distributed.checkpoint", "torch.distributed.tensor"}
 
 
 def test_training_imports_no_package_that_it_does_not_use(tmp_path: Path) -> None:
-    save_encoder(tmp_path / "model")
-    write_json(tmp_path / "train.json", squad())
-    words = command(tmp_path / "model", tmp_path / "out", "--do_train", train_file=tmp_path / "train.json")
-    code = (
-        f"import sys; from whet.cli.main import run; assert run({words!r}) == 0\n"
-        f"print(sorted({_UNUSED!r} & sys.modules.keys()))"
-    )
-    assert _printed(code) == "[]"
+    code = f"""
+import sys
+from whet.cli.main import run
+from whet.delayed_imports import delayed
+
+with delayed():
+    from whet.engine.loop import TrainingLoop
+take_step, before_steps = TrainingLoop.take_step, []
+
+def watched(loop):
+    before_steps.append(sorted({_UNUSED_BEFORE_STEPS!r} & sys.modules.keys()))
+    take_step(loop)
+
+TrainingLoop.take_step = watched
+assert run({_training(tmp_path)!r}) == 0
+print(before_steps[0], sorted({_UNUSED!r} & sys.modules.keys()))
+"""
+    assert _printed(code) == "[] []"
     assert "transformers" in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
+def test_eager_imports_train_the_same_model(tmp_path: Path) -> None:
+    code = f"import sys; from whet.cli.main import run; assert run({_training(tmp_path)!r}) == 0\n"
+    code += "import torch, transformers.distributed.utils as utils\n"
+    code += "print(torch._check_with.__module__, utils.is_dtensor.__module__, 'torch._dynamo' in sys.modules)"
+    weights = tmp_path / "out" / "model.safetensors"
+    assert _printed(code).split()[-1] == "False"
+    delayed = weights.read_bytes()
+    assert _printed(code, WHET_IMPORTS="eager").split() == ["torch", "transformers.distributed.utils", "True"]
+    assert weights.read_bytes() == delayed
+
+
+def _training(folder: Path) -> list[str]:
+    save_encoder(folder / "model")
+    write_json(folder / "train.json", squad())
+    words = command(folder / "model", folder / "out", "--do_train", train_file=folder / "train.json")
+    return [*words, "--overwrite_output_dir"]
 
 
 def test_importing_the_engine_imports_no_accelerate() -> None:
@@ -103,7 +135,91 @@ print(found == ({}, {}) or found, "torchao" in sys.modules)
     assert _printed(code).endswith("True")
 
 
-def _printed(code: str) -> str:
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+_CALLED_LATE = """
+import sys
+from whet.delayed_imports import delayed
+
+with delayed():
+    import torch
+    from transformers.distributed import utils
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+    from transformers.distributed import tensor_parallel
+    from transformers.integrations import deepgemm
+
+    assert not utils.is_dtensor(torch.ones(2))
+    layout = ALL_PARALLEL_STYLES["rowwise"].input_layouts
+    assert not {{"torch._dynamo", "torch.distributed.tensor"}} & sys.modules.keys()
+    {code}
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert layout.dim == -1 and layout.is_shard(); print('torch.distributed.tensor' in sys.modules)",
+        "print(not deepgemm.is_deepgemm_loadable() and 'torch._dynamo' in sys.modules)",
+        "from torch.distributed.tensor import Shard; print(isinstance(Shard(0), tensor_parallel.Shard))",
+    ],
+)
+def test_calls_of_torch_wait_as_well(code: str) -> None:
+    assert _printed(_CALLED_LATE.format(code=code)) == "True"
+
+
+def test_transformers_finds_the_same_names_in_its_sources() -> None:
+    code = """
+import os
+from whet.delayed_imports import delayed
+
+with delayed():
+    import transformers
+    from transformers.utils import import_utils
+folder = os.path.join(os.path.dirname(transformers.__file__), "models")
+found = import_utils.create_import_structure_from_path(folder)
+print(import_utils.fetch__all__.__qualname__, sorted(map(repr, found.items())))
+"""
+    replaced, found = _printed(code, PYTHONHASHSEED="0").split(maxsplit=1)
+    plain, wanted = _printed(code, PYTHONHASHSEED="0", WHET_IMPORTS="eager").split(maxsplit=1)
+    assert (plain, found) == ("fetch__all__", wanted)
+    assert replaced != plain
+
+
+def test_importing_leaves_the_search_for_garbage_as_it_was() -> None:
+    code = "import gc; from whet.delayed_imports import delayed\nwith delayed(): from transformers import BertModel\n"
+    code += "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    assert _printed(code) == "True True"
+    assert _printed("import gc; gc.disable()\n" + code) == "False True"
+
+
+def test_optimizers_need_no_compiler_before_somebody_compiles() -> None:
+    code = """
+import sys
+from whet.delayed_imports import delayed
+
+with delayed():
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    def clear(value):
+        optimizer.zero_grad()
+        return value * 2
+
+    (weight * 2).sum().backward()
+    clear(weight)
+    assert weight.grad is None and "torch._dynamo" not in sys.modules
+    (weight * 2).sum().backward()
+    graphs = []
+    compiled = torch.compile(clear, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    found = compiled(weight)
+print(weight.grad, found.tolist(), ["zero" in graph.code for graph in graphs])
+"""
+    assert _printed(code) == "None [2.0, 2.0, 2.0] [False]"
+
+
+def _printed(code: str, **variables: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | variables
+    )
     assert found.returncode == 0, found.stderr
     return found.stdout.splitlines()[-1]

@@ -29,3 +29,21 @@ def test_most_rounds_disturbed_by_other_programs_do_not_hide_the_faster_format()
     found = compare.alternate(lambda: None, lambda: None, clock)
     assert (found.fp32_s, found.other_s) == (pytest.approx(0.3), pytest.approx(0.1))
     assert found.speedup > compare.MARGIN
+
+
+@pytest.mark.parametrize(
+    ("fp32", "bf16", "n_rounds"),
+    [
+        ([1.0, 0.3, 0.4], [1.0, 0.2, 0.25], 2),  # bf16 is faster by its margin in every round
+        ([1.0, 0.3, 0.4, 0.3], [1.0, 0.2, 0.3, 0.2], None),  # not clearly: 0.3 s of each
+        ([1.0, 0.2, 0.25], [1.0, 0.3, 0.4], 2),
+        ([1.0, 0.2, 0.35], [1.0, 0.3, 0.4], None),
+        ([9.0, 0.3, 0.4], [0.1, 0.2, 0.25], 2),  # the first round counts for neither
+    ],
+)
+def test_rounds_end_once_all_of_them_agree(fp32: list[float], bf16: list[float], n_rounds: int | None) -> None:
+    filled = [one + one[-1:] * (compare.N_ROUNDS + 1 - len(one)) for one in (fp32, bf16)]
+    clock = _clock([one for both in zip(*filled, strict=True) for one in both])
+    found = compare.alternate(lambda: None, lambda: None, clock)
+    assert found.n_rounds == (n_rounds or compare.N_ROUNDS)
+    assert (found.fp32_s, found.other_s) == (pytest.approx(min(fp32[1:])), pytest.approx(min(bf16[1:])))

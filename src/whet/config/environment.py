@@ -17,6 +17,7 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_PRODUCTS": ("mkl", "onednn"),
     "WHET_INT8": ("forward", "both"),
     "WHET_KEEP_MEMORY": ("0", "1"),
+    "WHET_IMPORTS": ("delayed", "eager"),
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
 _MEANINGS = {
@@ -25,6 +26,7 @@ _MEANINGS = {
     "WHET_PRODUCTS": "which library multiplies the matrices of linear layers in fp32",
     "WHET_INT8": "which products of a linear layer run in 8 bits",
     "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",
+    "WHET_IMPORTS": "whether a command imports parts of packages once it uses them, or as torch and transformers do",
 }
 _OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")
 """What the names of variables begin with that only whet's own tests read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from torch import nn
@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from whet.config import deepspeed
 from whet.config.rules.sharing import stage_of_run
-from whet.dist.sharded_model import ShardedModel
 from whet.dist.zero_engine import ZeroEngine
 from whet.engine.run import Prepared
 from whet.engine.step import Update
@@ -36,6 +35,9 @@ from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.store.optimizer import names_in, parameters_of
 from whet.store.state import State, Stateful
+
+if TYPE_CHECKING:
+    from whet.dist.sharded_model import ShardedModel
 
 
 class Sharing:
@@ -142,6 +144,8 @@ class Shared(Sharing):
             self._depth -= 1
 
     def _shard(self, model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None) -> ShardedWeights:
+        from whet.dist.sharded_model import ShardedModel  # torch's fully_shard takes 0.5 s to import
+
         _require_shareable(model, trained, unit, self._stage)
         for module in model.modules():
             module.__dict__.pop(GRADIENT, None)  # gradients of tables are shared like all others

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,15 @@ from torch.optim import Optimizer
 
 from whet.dist.group import Group
 from whet.dist.messages import DTYPES, dtype_name
-from whet.dist.sharded_model import ShardedModel
 from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
 from whet.errors import ConfigError
 from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.store import schema
 from whet.store.optimizer import OptimizerState
 from whet.store.state import State, join, split
+
+if TYPE_CHECKING:
+    from whet.dist.sharded_model import ShardedModel
 
 SHARED = "whet_shared"
 """Attribute of an optimizer that has a share of a run's state."""

@@ -5,15 +5,43 @@ the same functions as eager execution. An operator of torch takes and returns te
 same number of tensors, none of which share memory: an empty tensor stands for no result.
 """
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from whet import delayed_imports
 from whet.kernels.batch_position import Drop, KeyedPosition
 from whet.kernels.operator import DTYPES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def outside(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function that graphs break around, by torch.compiler.disable.
+
+    It imports torch's compiler, which takes half a second. A command waits until somebody else has imported it: nothing
+    is compiled before.
+    """
+    if not delayed_imports.are_on():
+        return torch.compiler.disable(reason=reason)
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        disabled = cache(lambda: torch.compiler.disable(function, reason=reason))
+
+        @wraps(function)
+        def run(*values: P.args, **named: P.kwargs) -> T:
+            called: Any = disabled() if "torch._dynamo" in sys.modules else function
+            return called(*values, **named)
+
+        return run
+
+    return decorated
 
 
 class Traced:

@@ -21,6 +21,7 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels import grouped, matrix
 from whet.kernels.batch_position import Placement
+from whet.kernels.graph import outside
 from whet.kernels.operator import is_exporting
 from whet.kernels.recompute import Recomputing
 from whet.methods import compile_blocks, counting, fuse
@@ -221,7 +222,7 @@ def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     return _run_block(how, self, args, options)
 
 
-@torch.compiler.disable(reason="a block that whet changed does not compile: use whet's Trainer with --torch_compile")
+@outside("a block that whet changed does not compile: use whet's Trainer with --torch_compile")
 def _outside_of_graphs(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return _run_block(how, self, args, options)
 

@@ -7,15 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from torch._dynamo.backends.registry import list_backends
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor import list_mode_options
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
@@ -33,6 +28,9 @@ from whet.models.forwards import Replaced, as_function, class_forward
 from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
+
+if TYPE_CHECKING:
+    from torch._dynamo.exc import BackendCompilerFailed
 
 CARD = Card(
     name="torch.compile",
@@ -137,6 +135,9 @@ def off(model: nn.Module) -> Iterator[None]:
 
 def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) -> Callable[..., Any]:
     """Return the compiled form of `_run`, shared by all blocks. `whole` refuses to leave the graph within a block."""
+    from torch._dynamo.exc import BackendCompilerFailed  # importing torch's compiler takes 0.5 s
+    from torch._inductor import list_mode_options
+
     _require_known(backend, mode, model)
     options = None
     if backend == DEFAULT_BACKEND:
@@ -239,6 +240,9 @@ _GRAPHS_OF_A_GPU = ("cudagraphs", "reduce-overhead")
 
 def _require_known(backend: str, mode: str | None, model: nn.Module) -> None:
     """Raise ConfigError for a backend or a mode that torch, or this machine, does not have."""
+    from torch._dynamo.backends.registry import list_backends
+    from torch._inductor import list_mode_options
+
     names = list_backends(None)
     if backend not in names:
         raise ConfigError(
@@ -297,6 +301,9 @@ def _require_on_cpu(backend: str, mode: str | None) -> None:
 
 
 def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     try:
         get_cpp_compiler()
     except (InvalidCxxCompiler, OSError) as error:

@@ -179,11 +179,15 @@ def registered() -> Mapping[str, Family]:
     return dict(sorted(_REGISTERED.items()))
 
 
-@torch.compiler.assume_constant_result  # a graph need not look through the families
 def owner_of(cls: type) -> Family | None:
     """Return the family in whose package the class is defined."""
     assert _REGISTERED, "whet.models.known, which registers the families, has not been imported"
     return next((family for family in _REGISTERED.values() if family.owns(cls)), None)
+
+
+# A graph need not look through the families. This is torch.compiler.assume_constant_result without the 0.5 s that its
+# first call takes to import torch's compiler.
+vars(owner_of)["_dynamo_marked_constant"] = True
 
 
 def home_of_forward(cls: type[nn.Module]) -> type[nn.Module]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from whet.models.adapters import unwrapped
 from whet.models.known import of_model
+from whet.optional import is_from
 
 _LINEARS = (nn.Linear, Conv1D)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -124,7 +124,7 @@ class ModelView:
 
 def _inside(model: nn.Module) -> nn.Module:
     """Return the model inside the outermost wrapper; a model without one as it is."""
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if is_from(model, "torch._dynamo", "OptimizedModule"):
         return cast("nn.Module", model._orig_mod)
     return model.module if isinstance(model, _PARALLEL) else unwrapped(model)
 

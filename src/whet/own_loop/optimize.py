@@ -19,6 +19,7 @@ from whet.models.experts.settings import settings_of
 from whet.models.packable import why_padded
 from whet.models.packed import prepare
 from whet.models.view import ModelView
+from whet.optional import is_from
 from whet.own_loop import curated, locate
 from whet.own_loop.changes import changes
 
@@ -193,7 +194,7 @@ def _components_of(model: Any) -> str:
 
 
 def _require_unwrapped(module: nn.Module, name: str) -> None:
-    if isinstance(module, torch._dynamo.OptimizedModule):
+    if is_from(module, "torch._dynamo", "OptimizedModule"):
         raise ConfigError(
             what="whet.optimize cannot change a model that is compiled already",
             got=f"{name}, the result of torch.compile" if name else "the result of torch.compile",

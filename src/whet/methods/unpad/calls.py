@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from whet.config.fields import PaddingInLoss
 from whet.data import sequences
+from whet.kernels.graph import outside
 from whet.kernels.operator import is_followed
 from whet.models import attention, bad_batch
 from whet.models.forwards import other_forward
@@ -269,7 +270,7 @@ def _reads_first_tokens(model: nn.Module) -> bool:
     return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
 
 
-@torch.compiler.disable
+@outside("it keeps what runs now")
 def _begin(model: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
     call = named(model, given, options) or options
     followed = is_followed()
@@ -287,6 +288,6 @@ def _require_fitting_labels(model: nn.Module, call: Mapping[str, Any]) -> None:
         raise found
 
 
-@torch.compiler.disable
+@outside("it keeps what runs now")
 def _end(*_: Any) -> None:
     _RUNNING.set(_RUNNING.get()[:-1])

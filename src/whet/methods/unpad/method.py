@@ -22,6 +22,7 @@ from whet.data import sequences
 from whet.data.batch import HOLES, has_holes
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition
+from whet.kernels.graph import outside
 from whet.kernels.operator import is_exporting
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
@@ -182,7 +183,7 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
     return _outside_of_graphs(self, given, options, places)
 
 
-@torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
+@outside("an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
 def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tuple[Place, ...]) -> Any:
     return _run(self, given, options, places)
 

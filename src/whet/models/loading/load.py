@@ -157,11 +157,11 @@ def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | 
     import torch
     import transformers
 
-    from whet.models.loading.quiet import quiet
+    from whet.models.loading.quiet import Undrawn, quiet
 
     folder = source.folder("model")
     tensors = check_weights(folder, config.to_dict())
-    with quiet(), utf8_name(folder) as named:
+    with quiet(), Undrawn(), utf8_name(folder) as named:
         model, report = _class_of(getattr(transformers, head.auto), config).from_pretrained(
             named,
             config=config,
