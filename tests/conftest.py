@@ -90,6 +90,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(line)
 
 
+@pytest.fixture
+def int8_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let int8 run also on a processor where whet refuses it because bf16 is faster."""
+    monkeypatch.setenv("WHET_INT8", "both")
+
+
 @pytest.fixture(scope="session")
 def xquad_dir() -> Path:
     """The folder of XQuAD in SQuAD format, beside the checkout or in the folder that WHET_TEST_DATA names."""

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-import engine
 import whet
-from tiny import tiny_model, tiny_rows
 from whet.store import find
 
 pytest.importorskip("ray.train", reason="needs Ray: make test-engines installs it")
 from engine_runs import free_port, wait_for
-from ray_job import ARGUMENTS
+from ray_job import ARGUMENTS, trainer_of
 
 pytestmark = pytest.mark.reliability
 _CURVE = 1e-5
@@ -66,8 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return the losses of one process with the same rows per step."""
     given: dict[str, Any] = ARGUMENTS | {"save_strategy": "no", "per_device_train_batch_size": 8}
-    args = engine.TrainingArguments(str(tmp_path_factory.mktemp("alone")), **given)
-    trainer = engine.Trainer(tiny_model("bert", dropout=0.1), args, train_dataset=tiny_rows(20, "bert"))
+    trainer = trainer_of(whet.TrainingArguments(str(tmp_path_factory.mktemp("alone")), **given))
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 

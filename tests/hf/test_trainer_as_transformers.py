@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hf_runs import arguments, classifier, pad, rows, same
+from hf_runs import arguments, classifier, forked, output, pad, rows, same
 from torch import Tensor, nn
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import AutoModelForTokenClassification, EarlyStoppingCallback, TrainerCallback
 
 import whet
+from tiny import tiny_config
 from tiny_decoders import tiny_decoder
 
 PEERS: dict[str, tuple[Any, Any]] = {
@@ -235,6 +236,7 @@ def test_losses_are_transformers_own(family: str, tmp_path: Path) -> None:
             given = [dict(row, labels=list(row["input_ids"])) for row in rows(labelled=False)]
         else:
             model = classifier(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
+            model.accepts_loss_kwargs = False  # else transformers adds up what this head has averaged
             given = rows()
         args = settings(arguments_of, tmp_path / name, max_steps=12, seed=7, gradient_accumulation_steps=2)
         trainer = trainer_of(model, args, _pad_labels if family == "llama" else pad, given)
@@ -250,6 +252,47 @@ def _pad_labels(few: Any) -> dict[str, Tensor]:
         name: torch.tensor([[*row[name], *[value] * (longest - len(row[name]))] for row in few])
         for name, value in fill.items()
     }
+
+
+def of_tokens() -> Any:
+    torch.manual_seed(0)
+    return AutoModelForTokenClassification.from_config(tiny_config("bert"))
+
+
+def pad_tokens(given: Any) -> dict[str, Tensor]:
+    """Return a batch with a class for each token, and none for padding."""
+    batch = pad(given)
+    classes = (batch["input_ids"] >= 100).long()
+    return batch | {"labels": classes.masked_fill(~batch["attention_mask"].bool(), -100)}
+
+
+@pytest.mark.parametrize("task", ["classes", "tokens", "decoder"])
+@pytest.mark.parametrize(("n_ranks", "n_micro"), [(1, 2), (1, 4), (2, 1), (2, 2)])
+def test_split_of_a_step_leaves_its_loss(n_ranks: int, n_micro: int, task: str, tmp_path: Path) -> None:
+    """The mean over all labels, with eight rows a step, and in an evaluation."""
+    make, collate = {
+        "classes": (lambda: classifier(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), pad),
+        "tokens": (of_tokens, pad_tokens),
+        "decoder": (lambda: tiny_decoder("llama"), pad_tokens),
+    }[task]
+
+    def train(folder: Path, n_ranks: int, n_micro: int) -> None:
+        given = arguments(
+            folder, per_device_train_batch_size=8 // n_ranks // n_micro, gradient_accumulation_steps=n_micro,
+            max_steps=5, save_strategy="no", eval_strategy="steps", eval_steps=5,
+            per_device_eval_batch_size=8 // n_ranks,
+        )  # fmt: skip
+        trainer = whet.Trainer(make(), given, collate, rows(24), rows(8))
+        trainer.train()
+        log = [entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history[:-1]]
+        (folder / "log.json").write_text(json.dumps(log))
+
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    assert forked(lambda _: train(whole, 1, 1), whole) == [0], output(whole)
+    assert forked(lambda _: train(split, n_ranks, n_micro), split, n_ranks) == [0] * n_ranks
+    wanted = json.loads((whole / "log.json").read_text())
+    assert len(wanted) == 6
+    assert json.loads((split / "log.json").read_text()) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_commands_settings_are_refused_with_the_way_on(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_checkpointing_computes_the_products_that_it_says(operators: None, famil
 
 @native
 @pytest.mark.skipif(library() is not None and not has_vnni(), reason="the processor has no fast products of 8 bits")
+@pytest.mark.usefixtures("int8_anywhere")
 def test_int8_packs_the_bytes_that_it_says(tmp_path: Path) -> None:
     """To the byte."""
     model = tiny_model("bert")

@@ -146,6 +146,7 @@ def test_every_way_to_run_a_model_counts_the_same_padding(tmp_path: Path, family
     assert found[0] == pytest.approx(found[1], rel=EXACT)
 
 
+@pytest.mark.usefixtures("int8_anywhere")
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("int8", marks=needs_vnni)])
 def test_coarser_formats_count_the_same_padding(tmp_path: Path, precision: str) -> None:
     rows = tiny_rows(8)

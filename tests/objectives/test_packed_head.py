@@ -72,6 +72,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(name: str, tmp_path: Path)
 
 
 @needs_vnni
+@pytest.mark.usefixtures("int8_anywhere")
 @pytest.mark.parametrize("name", ["classes", "tokens", "choices"])
 def test_int8_serves_encoders_with_any_known_head(name: str, tmp_path: Path) -> None:
     """Products of 8 bits move a loss by some thousandths, and never by nothing."""

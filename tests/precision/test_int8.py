@@ -26,6 +26,8 @@ from whet.precision.device import INT8_CHOICE
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
 
+pytestmark = pytest.mark.usefixtures("int8_anywhere")
+
 N_STEPS = 60
 WITHIN, WITHIN_REAL = 0.01, 0.06
 """Part of an fp32 loss, of tiny models and of a real encoder, whose activations have outliers; on average a quarter of
@@ -215,7 +217,9 @@ def test_int8_is_refused_with_other_formats() -> None:
 
 _ASK = """
 import torch
+from whet.kernels.matrix import is_widened
 from whet.precision import policy
+print("bf16 is slow" if is_widened() else "bf16 is fast")
 try:
     policy.make("int8", torch.device("cpu"))
 except Exception as error:
@@ -223,9 +227,27 @@ except Exception as error:
 """
 
 
+def _asked(**variables: str) -> str:
+    """Return what a new process says about int8 with these variables; an empty one counts as unset."""
+    env = os.environ | {"WHET_ISA": "", INT8_CHOICE: ""} | variables
+    return subprocess.run([sys.executable, "-c", _ASK], env=env, capture_output=True, text=True, check=True).stdout
+
+
 def test_int8_is_refused_without_vnni() -> None:
     """The instruction set that every x86-64 has knows no VNNI; so do builds without a C++ compiler."""
-    env = os.environ | {"WHET_ISA": "baseline"}
-    done = subprocess.run([sys.executable, "-c", _ASK], env=env, capture_output=True, text=True, check=True)
-    assert "no fast products of 8 bits" in done.stdout or "native operators are not there" in done.stdout
-    assert "--precision auto" in done.stdout
+    said = _asked(WHET_ISA="baseline")
+    assert "no fast products of 8 bits" in said or "native operators are not there" in said
+    assert "--precision auto" in said
+
+
+@needs_vnni
+def test_int8_is_refused_exactly_where_bf16_is_faster() -> None:
+    """As this processor is, and with the instructions for bf16 hidden, as in a Cascade Lake."""
+    for isa in ("", "v4"):
+        said = _asked(WHET_ISA=isa)
+        if said.startswith("bf16 is slow"):
+            assert said == "bf16 is slow\n"
+        else:
+            assert "int8 is asked for, and bf16 is the faster format on this processor" in said
+            assert "use --precision bf16; or set WHET_INT8=both" in said
+            assert _asked(WHET_ISA=isa, WHET_INT8="both") == "bf16 is fast\n"

@@ -265,7 +265,7 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
         raise _plain_failed(rows[0].error)
     found = lines(rows)
     write(rows, finished=True)
-    show.show(found, asked.warmup + asked.steps)
+    show(found, asked.warmup + asked.steps)
     print(f"written: {folder / 'methods.json'}", file=sys.stderr)
     _draw(found, f"{qa.model_name_or_path}: {asked.rounds} x {asked.steps} steps", folder / "methods.png")
     return EXIT_OTHER if any(line.equal is False for line in found) else EXIT_OK

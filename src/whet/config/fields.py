@@ -88,8 +88,8 @@ class TrainingFields:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     """Number format of the matrix products; the weights always stay float32. auto: times fp32 and bf16 on your model
     and rows at the start of the training, and uses bf16 if it is clearly faster; the run prints what it measured. int8:
-    8-bit integers in the linear layers of packed encoders, on CPUs with VNNI; gradients of weights stay float32
-    products. Faster than fp32 and less exact; auto never chooses it."""
+    8-bit integers in the linear layers of packed encoders, on CPUs with VNNI and without fast products of bf16;
+    gradients of weights stay float32 products. Faster than fp32 and less exact; auto never chooses it."""
     bf16: bool | None = None
     """The same as precision bf16: matrix products in bfloat16, whose numbers have 2 to 3 decimal digits. Meant for
     processors with bf16 instructions (AMX, AVX-512 BF16, GPUs since Ampere). false: auto may not choose it."""

@@ -7,9 +7,12 @@ checkpoint is written and read, and where training stops when a signal, memory o
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
+import inspect
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -51,6 +54,7 @@ from whet.log import logger
 from whet.methods import fuse
 from whet.methods.unpad import calls
 from whet.models import finite
+from whet.models.adapters import unwrapped
 from whet.models.packed import packed_model
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
@@ -213,6 +217,29 @@ class Trainer(transformers.Trainer):
         """Return loss, predictions and labels of a batch, as transformers' Trainer does."""
         with self._targets_of(inputs):
             return super().prediction_step(model, inputs, *given, **named)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss of a micro-batch: its part of the mean over the labels of all micro-batches and ranks.
+
+        transformers' Trainer leaves this mean to the model. Most heads for classes and tokens return the mean of their
+        own batch all the same: the loss and the gradient of N micro-batches or ranks would be N times too large
+        (huggingface/transformers#47688).
+        """
+        part = self._part_of_step(inputs, num_items_in_batch)  # label smoothing takes the labels out of the inputs
+        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if part is None:
+            return found
+        return (found[0] * part, found[1]) if return_outputs else found * part
+
+    def _part_of_step(self, inputs: Any, n_labels: Any) -> Any:
+        """Return the part of the step's labels that are this micro-batch's; None if the loss is divided already."""
+        labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+        divided = not self.model_accepts_loss_kwargs or self.compute_loss_func or self.label_smoother is not None
+        if n_labels is None or not isinstance(labels, torch.Tensor) or divided or self.args.n_gpu > 1:
+            return None
+        return labels.ne(-100).sum() / n_labels if _returns_own_mean(type(unwrapped(self.model))) else None
 
     def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
@@ -571,6 +598,22 @@ def _reads_gradients(callback: Any) -> bool:
         getattr(type(callback), event, None) is not getattr(plain, event) or event in vars(callback)
         for event in ("on_pre_optimizer_step", "on_optimizer_step")
     )
+
+
+_LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsLoss", "MSELoss")
+
+
+@functools.cache
+def _returns_own_mean(model: type[nn.Module]) -> bool:
+    """Return whether the forward of this class computes a loss without `num_items_in_batch`."""
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward)))
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    except (OSError, TypeError, SyntaxError):  # a class without source
+        return False
+    losses = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] in _LOSSES]
+    handed_on = any(keyword.arg is None for call in losses for keyword in call.keywords)
+    return bool(losses) and not handed_on and "num_items_in_batch" not in source
 
 
 def _from_registry(args: Any, model: Any) -> torch.optim.Optimizer:

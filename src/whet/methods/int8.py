@@ -19,7 +19,7 @@ CARD = Card(
     does="Linear layers multiply whole numbers of 8 bits; gradients of weights stay float32 products.",
     improves="speed",
     same_result="no",
-    hurts="When the last tenth of a point of accuracy counts, and on CPUs without VNNI, which refuse it.",
+    hurts="When the last tenth of a point of accuracy counts. Refused on CPUs without VNNI or with fast bf16.",
     source="Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)",
     page="speed.md#int8",
 )

@@ -4,11 +4,14 @@ import torch
 
 from whet.config import environment
 from whet.errors import ConfigError, Problem
+from whet.hardware import cpu
 from whet.kernels.int8 import has_vnni
 from whet.kernels.library import choice, library
+from whet.kernels.matrix import is_widened
 
 INT8_CHOICE = "WHET_INT8"
-"""Environment variable: forward keeps the gradient of the input in fp32, both computes it in 8 bits as well."""
+"""Environment variable: forward keeps the gradient of the input in fp32, both computes it in 8 bits as well. Either
+also runs int8 where bf16 is faster."""
 INSTEAD_OF_INT8 = "use --precision auto, which takes the faster one of fp32 and bf16"
 """The fix if this machine has no products in 8 bits."""
 _AMPERE = 8
@@ -39,7 +42,7 @@ def int8_backward_too() -> bool:
 
 
 def require_int8(device: torch.device) -> None:
-    """Raise ConfigError if products in 8 bits cannot run, or would be slower than fp32."""
+    """Raise ConfigError if products in 8 bits cannot run, or would be slower than fp32 or bf16."""
     problem = _no_int8(device)
     if problem is not None:
         raise ConfigError.of([problem])
@@ -125,6 +128,14 @@ def _no_int8(device: torch.device) -> Problem | None:
             got=f"neither AVX-512 VNNI nor AVX-VNNI in the instruction set in use ({native.isa})",
             why="without these instructions a product in 8 bits is no faster than one in fp32, and less exact",
             fix=INSTEAD_OF_INT8,
+        )
+    if not is_widened() and environment.value(INT8_CHOICE) is None:
+        return Problem(
+            what="int8 is asked for, and bf16 is the faster format on this processor",
+            got=f"{cpu.model_name()}, with fast products of bf16 (AMX, or AVX-512 BF16 that is not Intel's)",
+            why="a step in 8 bits takes longer here than one in bf16, and is less exact; int8 is for processors with "
+            "VNNI and without fast products of bf16",
+            fix=f"use --precision bf16; or set {INT8_CHOICE}=both, which runs int8 all the same",
         )
     return None
 
