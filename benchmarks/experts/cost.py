@@ -31,7 +31,7 @@ from whet.engine.loop import TrainingLoop
 from whet.methods import grouped_experts
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
-from whet.tasks.lm.rows import collate
+from whet.tasks.lm.job import collate
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from machine import facts  # noqa: E402

@@ -13,8 +13,17 @@ from pyarrow import parquet
 from text_tasks import topic_rows, write_csv, write_lines
 from whet.errors import DataError
 from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.examples import Columns, Examples, Named, read_file, read_split
-from whet.tasks.classify.labels import Scheme, kind_of, require_clear, scheme_of
+from whet.tasks.classify.examples import (
+    Columns,
+    Examples,
+    Named,
+    Scheme,
+    kind_of,
+    read_file,
+    read_split,
+    require_clear,
+    scheme_of,
+)
 
 
 def _read(path: Path, named: Named | None = None, **changes: Any) -> Examples:

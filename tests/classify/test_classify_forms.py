@@ -10,8 +10,7 @@ import pytest
 
 from text_tasks import documented_forms
 from whet.errors import DataError
-from whet.tasks.classify.examples import Examples, Named, read_file
-from whet.tasks.classify.labels import kind_of, require_clear
+from whet.tasks.classify.examples import Examples, Named, kind_of, read_file, require_clear
 
 _TEXTS, _LABELS = ["good bread", "no sail"], ["fine", "bad"]
 _ROWS = [{"text": text, "label": label} for text, label in zip(_TEXTS, _LABELS, strict=True)]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.tasks.classify.examples import Named, read_file
-from whet.tasks.classify.labels import kind_of, scheme_of
+from whet.tasks.classify.examples import Named, kind_of, read_file, scheme_of
 from whet.tasks.tag import read as tag_splits
-from whet.tasks.tag.labels import tags_of
+from whet.tasks.tag.job import tags_of
 from whet.tasks.tag.sentences import Named as NamedTags
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whet.cli.again import command
+from whet.cli.main import resuming_command
 
 _PATH = "out/checkpoint-8"
 
@@ -17,10 +17,11 @@ _PATH = "out/checkpoint-8"
 @pytest.mark.parametrize("flag", ["--resume_from_checkpoint", "--resume-from-checkpoint"])
 def test_command_to_go_on_drops_the_checkpoint_it_began_from(flag: str, asked: list[str]) -> None:
     words = ["qa", flag, *asked, "--seed", "3"]
-    assert command(words, {"resume_from_checkpoint": "auto"}) == "whet qa --seed 3 --resume_from_checkpoint auto"
+    again = resuming_command(words, {"resume_from_checkpoint": "auto"})
+    assert again == "whet qa --seed 3 --resume_from_checkpoint auto"
 
 
 def test_command_to_go_on_drops_every_form_of_the_flag_and_no_other_word() -> None:
     words = ["qa", f"--resume_from_checkpoint={_PATH}", "run.yaml", "--resume_from_checkpoint", "no", "--do_train"]
-    told = command(words, {"resume_from_checkpoint": _PATH})
+    told = resuming_command(words, {"resume_from_checkpoint": _PATH})
     assert told == f"whet qa run.yaml --do_train --resume_from_checkpoint {_PATH}"

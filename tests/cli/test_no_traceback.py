@@ -19,8 +19,7 @@ import pytest
 from not_shown import not_shown
 from saved_decoder import save_decoder
 from text_tasks import examples, save_encoder, topic_rows, words, write_csv
-from whet.cli.complain import refusal
-from whet.cli.main import run
+from whet.cli.main import refusal, run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_CANNOT_CREATE, EXIT_IO, EXIT_OTHER
 
 

@@ -79,7 +79,7 @@ def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) ->
     (tmp_path / "file").write_text("mine")
     code = (
         "import sys; from pathlib import Path; import numpy as np; from whet.optional import quiet_libraries\n"
-        "from whet.tasks.classify.judge import draw_confusion\n"
+        "from whet.tasks.classify.job import draw_confusion\n"
         "with quiet_libraries(): assert draw_confusion(np.eye(2, dtype=int), ['a', 'b'], Path(sys.argv[1]))"
     )
     own = {"MPLCONFIGDIR": str(tmp_path / "file" / "settings")}

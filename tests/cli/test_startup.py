@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tiny_qa import command, save_encoder, squad, write_json
 
+from whet import tasks
+
 pytestmark = pytest.mark.true_start
 
 _PLAIN = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
@@ -27,7 +29,10 @@ def test_idle_threads_sleep_unless_a_user_decides_otherwise(given: dict[str, str
     assert found.stdout.splitlines()[-1] == wanted
 
 
-@pytest.mark.parametrize("task", ["qa", *(pytest.param(task, marks=pytest.mark.night) for task in ("classify", "tag"))])
+_TASKS = sorted({entry.folder for entry in tasks.entries().values()} - {"qa"})
+
+
+@pytest.mark.parametrize("task", ["qa", *(pytest.param(task, marks=pytest.mark.night) for task in _TASKS)])
 def test_library_of_data_sets_is_not_imported_for_files(task: str) -> None:
     code = f"import sys, whet.tasks.{task}.job; print(sorted({{'datasets', 'pyarrow.dataset'}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -48,7 +48,7 @@ def _none(*_):
     return []
 
 
-TASK = Task(name="rhyme", head=CAUSAL_LM, check=_none, read=_none, prepare=_none, predict=print, shown=OF_TRAINING,
+TASK = Task(name="rhyme", head=CAUSAL_LM, rules=(), read=_none, prepare=_none, predict=print, shown=OF_TRAINING,
             judged_by=("loss",))
 COMMANDS = (training_command(TASK, RhymeArguments, summary="Learn to rhyme.", examples=("whet rhyme", "whet rhyme x")),)
 """

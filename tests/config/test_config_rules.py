@@ -21,8 +21,8 @@ from whet.tasks.qa.arguments import (
     AskArguments,
     DemoArguments,
     QaArguments,
-    check_run,
 )
+from whet.tasks.qa.task import TASK
 
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 
@@ -35,18 +35,18 @@ _TRAINING = {
     "ddp_bucket_cap_mb_at_least_1": {"ddp_bucket_cap_mb": 0},
     "learning_rate_at_least_0": {"learning_rate": -1e-9},
     "weight_decay_at_least_0": {"weight_decay": -0.1},
-    "adam_beta1_below_one": {"adam_beta1": 1.0},
-    "adam_beta2_below_one": {"adam_beta2": -0.1},
+    "adam_beta1_within": {"adam_beta1": 1.0},
+    "adam_beta2_within": {"adam_beta2": -0.1},
     "adam_epsilon_at_least_0": {"adam_epsilon": -1e-8},
     "max_grad_norm_at_least_0": {"max_grad_norm": -1.0},
     "max_steps_off_or_positive": {"max_steps": 0},
     "some_epochs": {"num_train_epochs": 0.0},
     "warmup_steps_at_least_0": {"warmup_steps": -1},
     "warmup_steps_whole_or_share": {"warmup_steps": 1.5},
-    "warmup_ratio_is_a_share": {"warmup_ratio": 1.1},
+    "warmup_ratio_within": {"warmup_ratio": 1.1},
     "one_warmup": {"warmup_ratio": 0.1, "warmup_steps": 5},
     "eval_delay_at_least_0": {"eval_delay": -1},
-    "label_smoothing_factor_is_a_share": {"label_smoothing_factor": 1.5},
+    "label_smoothing_factor_within": {"label_smoothing_factor": 1.5},
     "has_no_warmup": {"lr_scheduler_type": "constant", "warmup_steps": 5},
     "knows_its_kwargs": {"lr_scheduler_kwargs": {"power": 2.0}},
     "kwargs_are_values": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": "2"}},
@@ -89,18 +89,20 @@ _QA = {
     "seeds_at_least_1": {"seeds": 0},
     "lora_r_at_least_1": {"lora_r": 0},
     "lora_alpha_at_least_1": {"lora_r": 8, "lora_alpha": 0},
-    "lora_dropout_is_a_probability": {"lora_r": 8, "lora_dropout": 1.0},
+    "lora_dropout_within": {"lora_r": 8, "lora_dropout": 1.0},
     "lora_is_on": {"use_dora": True},
     "one_number_of_bits": {"lora_r": 8, "load_in_8bit": True, "load_in_4bit": True},
     "rounded_weights_are_frozen": {"load_in_8bit": True},
     "rounded_weights_stay_as_they_are": {"lora_r": 8, "load_in_8bit": True, "use_dora": True},
     "distillation_temperature_above_0": {"teacher_model": "teacher", "distillation_temperature": 0.0},
-    "alpha_is_a_share": {"teacher_model": "teacher", "distillation_alpha": 1.5},
+    "distillation_alpha_within": {"teacher_model": "teacher", "distillation_alpha": 1.5},
     "teacher_is_there": {"distillation_alpha": 0.9},
     "moe_experts_at_least_2": {"moe_experts": 1},
     "moe_every_at_least_1": {"moe_experts": 8, "moe_every": 0},
     "top_k_is_1_or_2": {"moe_experts": 8, "moe_top_k": 3},
-    "factors_are_numbers": {"moe_experts": 8, "moe_capacity_factor": 0.0},
+    "moe_capacity_factor_above_0": {"moe_experts": 8, "moe_capacity_factor": 0.0},
+    "moe_aux_loss_coef_at_least_0": {"moe_experts": 8, "moe_aux_loss_coef": -0.1},
+    "moe_z_loss_coef_at_least_0": {"moe_experts": 8, "moe_z_loss_coef": -0.1},
     "experts_are_asked_for": {"moe_top_k": 2},
     "max_seq_length_at_least_1": {"max_seq_length": 0, "doc_stride": -1},
     "doc_stride_at_least_0": {"doc_stride": -1},
@@ -137,7 +139,7 @@ _SHARING = {
     },
     "shared_weights_are_moved_by_torch": {"zero_stage": 2, "auto_find_batch_size": True},
     "shared_weights_have_an_optimizer_by_element": {"zero_stage": 3, "optim": "adafactor"},
-    "deepspeed_config_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
+    "config_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
     "deepspeed_goes_alone": {"precision": "fp16", "deepspeed": {"zero_optimization": {"stage": 1}}},
 }
 _FILES = {"dataset_name": None}
@@ -156,6 +158,10 @@ _RUN = {
         {"do_train": True, "torch_compile": True},
     ),
     "new_rows_are_trained": ({"resize_token_embeddings": True}, {"do_eval": True}),
+    "teacher_has_the_loss_of_labels": (
+        {"teacher_model": "teacher"},
+        {"do_train": True, "label_smoothing_factor": 0.1},
+    ),
     "teacher_teaches": ({"teacher_model": "teacher"}, {"do_eval": True}),
     "experts_are_trained": ({"moe_experts": 8}, {"do_eval": True}),
     "experts_keep_their_blocks": ({"moe_experts": 8}, {"do_train": True, "reinit_layers": 1}),
@@ -246,8 +252,9 @@ def test_missing_files_are_reported() -> None:
     qa = QaArguments(
         model_name_or_path="m", train_file="t.json", validation_file="v.json", max_seq_length=128, doc_stride=0
     )
-    assert check_run(qa, TrainingArguments(do_train=True, eval_strategy="epoch")) == []
-    assert [problem.what for problem in check_run(qa, TrainingArguments(do_predict=True))] == ["do_predict has no data"]
+    assert TASK.check(qa, TrainingArguments(do_train=True, eval_strategy="epoch")) == []
+    (problem,) = TASK.check(qa, TrainingArguments(do_predict=True))
+    assert problem.what == "do_predict has no data"
 
 
 def test_empty_or_missing_output_folder_is_accepted(tmp_path: Path) -> None:

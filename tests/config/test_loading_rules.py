@@ -18,7 +18,8 @@ _BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "workers_make_ahead": (
         {"dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True},
-        "dataloader_prefetch_factor and dataloader_persistent_workers without dataloader_num_workers",
+        "dataloader_prefetch_factor and dataloader_persistent_workers would change nothing without "
+        "dataloader_num_workers",
     ),
     "found_size_may_accumulate": (
         {"auto_find_batch_size": True, "optimizer_in_backward": True, "max_grad_norm": 0},

@@ -13,14 +13,17 @@ from whet import ConfigError
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"checkpointing_policy": "selective"}, "checkpointing_policy without gradient_checkpointing"),
+        (
+            {"checkpointing_policy": "selective"},
+            "checkpointing_policy would change nothing without",
+        ),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, "without gradient_checkpointing"),
         ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, "holds what"),
         ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"debug": True}}, "holds what"),
         ({"activation_offload": True, "use_cpu": True}, "activation_offload goes with a GPU"),
         (
             {"activation_offload": True, "gradient_checkpointing": True, "checkpointing_policy": "selective"},
-            "does not go with selective",
+            "does not go with checkpointing_policy selective",
         ),
         ({"torch_empty_cache_steps": 0}, "torch_empty_cache_steps is below 1"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch is below 1"),

@@ -9,7 +9,7 @@ import transformers
 
 from engine import TrainingArguments
 from whet import ConfigError
-from whet.config.aliases import ALIASES, NOT_HONOURED, NOT_HONOURED_OLD, OFF, REFUSED, SEEN_IN
+from whet.config.aliases import ALIASES, NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
 from whet.config.optimizer_names import names
 from whet.config.settings import options_of
 
@@ -19,7 +19,7 @@ _OURS = set(options_of(TrainingArguments))
 
 def _on(name: str) -> bool:
     """Return a value that asks for something."""
-    return True not in OFF.get(name, ())
+    return True not in REFUSED[name].off
 
 
 def test_every_field_of_the_installed_transformers_is_known() -> None:
@@ -48,21 +48,20 @@ def test_field_of_transformers_is_honoured_translated_or_refused_with_an_alterna
     else:
         with pytest.raises(ConfigError) as caught:
             TrainingArguments(**{name: _on(name)})
-        assert caught.value.problems[0].fix == f"leave {name} out; {NOT_HONOURED[name]}"
+        assert caught.value.problems[0].fix == f"leave {name} out; {NOT_HONOURED[name].instead}"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_refused_field_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"whet does not honour {name}") as caught:
         TrainingArguments(**{name: _on(name)})
-    assert caught.value.problems[0].fix == f"leave {name} out; {REFUSED[name]}"
+    assert caught.value.problems[0].fix == f"leave {name} out; {REFUSED[name].instead}"
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in sorted(OFF) for value in OFF[name]])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, one in REFUSED.items() for value in one.off])
 def test_off_value_of_a_refused_field_is_accepted_silently(
     name: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert name in REFUSED
     assert TrainingArguments(**{name: list(value) if isinstance(value, tuple) else value}) == TrainingArguments()
     assert not caplog.messages
 
@@ -71,8 +70,9 @@ def test_off_values_are_the_defaults_of_transformers() -> None:
     theirs = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
     others = {
         name
-        for name in set(OFF) & _THEIRS
-        if not _passes(name, theirs[name].default_factory() if _is_made(theirs[name]) else theirs[name].default)
+        for name in set(REFUSED) & _THEIRS
+        if REFUSED[name].off
+        and not _passes(name, theirs[name].default_factory() if _is_made(theirs[name]) else theirs[name].default)
     }
     assert others == set()
 
@@ -91,7 +91,7 @@ def _passes(name: str, value: object) -> bool:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_alternatives_of_refused_names_exist(name: str) -> None:
     """One sentence, whose flags are whet's, with values that they take."""
-    hint = REFUSED[name]
+    hint = REFUSED[name].instead
     assert 20 <= len(hint) <= 130
     assert hint[-1] not in ".;,"
     flags = re.findall(r"--(\w+)(?: (\w+)\b)?", hint)

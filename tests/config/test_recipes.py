@@ -114,10 +114,10 @@ def test_an_unknown_recipe_is_refused_with_the_list() -> None:
     [
         ({"min_steps": 0}, "min_steps is below 1"),
         ({"min_steps": 5, "max_steps": 10}, "min_steps has no effect next to max_steps"),
-        ({"layerwise_lr_decay": 0.0}, "layerwise_lr_decay is not a factor"),
-        ({"layerwise_lr_decay": 1.5}, "layerwise_lr_decay is not a factor"),
+        ({"layerwise_lr_decay": 0.0}, "layerwise_lr_decay is not above 0, up to 1"),
+        ({"layerwise_lr_decay": 1.5}, "layerwise_lr_decay is not above 0, up to 1"),
         ({"reinit_layers": -1}, "reinit_layers is below 0"),
-        ({"weight_averaging_start": 1.0}, "weight_averaging_start is not a share"),
+        ({"weight_averaging_start": 1.0}, "weight_averaging_start is not from 0, below 1"),
     ],
     ids=lambda found: str(found)[:30],
 )
@@ -164,4 +164,4 @@ def test_a_span_loss_is_refused_by_commands_without_answers(
 ) -> None:
     words = ["--model_name_or_path", "m", "--train_file", __file__, "--do_train", "--output_dir", str(tmp_path / "out")]
     assert run([command, *words, "--span_loss", "compound"]) == 78
-    assert "span_loss compound is for question answering" in capsys.readouterr().err
+    assert "span_loss is for question answering" in capsys.readouterr().err

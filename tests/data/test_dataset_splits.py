@@ -13,7 +13,7 @@ from whet.jobs.hub_data import HubSource, load_split
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import read_split as read_classify
 from whet.tasks.lm.arguments import LmArguments
-from whet.tasks.lm.splits import read_split as read_lm
+from whet.tasks.lm.examples import read_split as read_lm
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split as read_qa
 from whet.tasks.tag.arguments import TagArguments

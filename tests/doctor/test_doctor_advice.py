@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from whet.cli.main import run
-from whet.doctor.examine import Findings, Machine, Native, Rates, Software
-from whet.doctor.report import advice_for, as_text, broken_parts
+from whet.doctor.report import Findings, Machine, Native, Rates, Software, advice_for, as_text, broken_parts
 
 _MACHINE = Machine(
     processor="P", usable_cpus=16, usable_cores=8, quota_cores=None, numa_nodes=1, instruction_sets=["AVX2"],

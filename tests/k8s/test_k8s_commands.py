@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plans import QA, pod_of, refused, rendered
 
-from whet.kubernetes.command import TEMPORARY
+from whet.kubernetes.plan import TEMPORARY
 
 QA_FILE = ("qa", "--model_name_or_path", "m", "--do_train", "--output_dir", "/output/run", "--train_file")
 BAD_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {

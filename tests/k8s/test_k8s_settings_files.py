@@ -29,7 +29,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that the pods have too, as part of the image; /tmp is the pod's own, where tests' folders are."""
-    monkeypatch.setattr("whet.kubernetes.command.TEMPORARY", "/no/such/folder")
+    monkeypatch.setattr("whet.kubernetes.plan.TEMPORARY", "/no/such/folder")
     return tmp_path
 
 

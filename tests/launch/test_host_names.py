@@ -68,7 +68,7 @@ def test_hosts_that_are_not_understood_are_refused() -> None:
         ({"hosts": "h1", "hostfile": "f"}, "the hosts are given in two ways"),
         ({"nnodes": 2}, "master_addr is missing"),
         ({"nnodes": 2, "node_rank": 2, "master_addr": "h1"}, "node_rank is not the number of a node"),
-        ({"hosts": "h1", "master_port": 70000}, "master_port is out of range"),
+        ({"hosts": "h1", "master_port": 70000}, "master_port is not from 1, up to 65535"),
     ],
 )
 def test_options_for_hosts_that_contradict_or_do_nothing_are_refused(given: dict[str, Any], words: str) -> None:

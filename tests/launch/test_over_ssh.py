@@ -75,7 +75,7 @@ open("words", "w").write(" ".join(sys.argv[1:]))
     assert ended(fake)[0] == 0
     lines = (tmp_path / "lines").read_text("utf-8").replace("\0", " ")
     of_hosts = [line for line in lines.splitlines() if "whet launch" not in line.replace("-m whet", "whet")]
-    assert any("whet.launch.node" in line for line in of_hosts)
+    assert any("-m whet.launch " in line for line in of_hosts)
     assert "one-of-mine" not in "\n".join(of_hosts)
 
 

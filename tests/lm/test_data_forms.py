@@ -15,9 +15,8 @@ from transformers import AutoTokenizer
 
 from text_tasks import write_lines
 from whet.errors import DataError
-from whet.tasks.lm.examples import Examples
+from whet.tasks.lm.examples import Examples, read_file
 from whet.tasks.lm.render import rendered
-from whet.tasks.lm.splits import read_file
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "lm.md"
 TEMPLATE = (

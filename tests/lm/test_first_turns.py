@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 from text_tasks import write_lines
 from whet.errors import DataError
+from whet.tasks.lm.examples import read_file
 from whet.tasks.lm.render import rendered
-from whet.tasks.lm.splits import read_file
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"

@@ -16,9 +16,9 @@ from text_tasks import SAILING, write_lines
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
+from whet.tasks.lm.examples import read_file
+from whet.tasks.lm.job import RowMaker, collate
 from whet.tasks.lm.render import Template, _turn, rendered
-from whet.tasks.lm.rows import RowMaker, collate
-from whet.tasks.lm.splits import read_file
 from whet.tasks.lm.task import LM as COMMAND
 
 CHAT = [

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from text_tasks import SAILING, write_lines
 from whet.jobs.tokenising.cache import Cache
-from whet.tasks.lm.rows import RowMaker
-from whet.tasks.lm.splits import read_file
+from whet.tasks.lm.examples import read_file
+from whet.tasks.lm.job import RowMaker
 
 CODE = "def sail(boat):\n    if boat:\n        return  boat\n\n\n    held = 'fast' \n"
 BOOK = "\n".join([*SAILING, "", "", "  the end", CODE]) + "\n"

@@ -17,9 +17,9 @@ from text_tasks import QUESTIONS, TAGS, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA, ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
+from whet.tasks.lm.examples import read_file
+from whet.tasks.lm.job import RowMaker
 from whet.tasks.lm.render import rendered
-from whet.tasks.lm.rows import RowMaker
-from whet.tasks.lm.splits import read_file
 
 CALL = assistant("", tool_calls=[{"type": "function", "function": {"name": "tide", "arguments": {"port": "Oslo"}}}])
 RESULT = {"role": "tool", "content": "3 m"}

@@ -16,7 +16,7 @@ from whet.engine.engine import Engine
 from whet.engine.loop import TrainingLoop
 from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.store.save import Saver
-from whet.tasks.lm.judge import LmJudge
+from whet.tasks.lm.job import LmJudge
 from whet.watch import stop
 
 TRAINED, LAST = "once the model is saved", "in the last evaluation"

@@ -218,7 +218,7 @@ def test_run_stopped_after_its_training_continues_with_the_adapter(
 REFUSED = {
     "lora_alpha would change nothing without lora_r": {"lora_alpha": 8},
     "the model has no layer q_projj": {"lora_r": 4, "lora_target_modules": "q_projj"},
-    "lora_dropout is not a probability": {"lora_r": 4, "lora_dropout": 1.5},
+    "lora_dropout is not from 0, below 1": {"lora_r": 4, "lora_dropout": 1.5},
 }
 
 

@@ -211,7 +211,7 @@ def test_int8_is_refused_with_other_formats() -> None:
     for changes in ({"bf16": True}, {"fp16": True}):
         with pytest.raises(ConfigError, match="contradict"):
             engine.TrainingArguments(precision="int8", **changes)
-    with pytest.raises(ConfigError, match="int8 does not work with torch_compile"):
+    with pytest.raises(ConfigError, match="int8 does not go with torch_compile"):
         engine.TrainingArguments(precision="int8", torch_compile=True)
 
 

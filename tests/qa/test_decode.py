@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.data.store import RowStore
-from whet.errors import ConfigError, DataError, NonFiniteError
+from whet.errors import NonFiniteError
 from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans
 from whet.tasks.qa.types import Answers, Predictions, Questions, SpanScores, Windows
 
@@ -339,29 +339,3 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, at: int) -> None:
     starts = [*_STARTS_ADA[:at], wrong, *_STARTS_ADA[at + 1 :]]
     with pytest.raises(NonFiniteError, match="infinite or not numbers"):
         _ada((starts, _ENDS_ADA)).decode(DecodeOptions())
-
-
-def test_mismatched_parts_are_refused_at_once() -> None:
-    case = _ada((_STARTS_ADA, _ENDS_ADA))
-    twice = replace(case.questions(), ids=["q0", "q0"], context_of=np.array([0, 0]))
-    with pytest.raises(DataError) as caught:
-        decode(twice, case.windows(), _top_spans(case.rows * 2, k=5), DecodeOptions())
-    assert [problem.what for problem in caught.value.problems] == [
-        "questions share an id",
-        "questions and windows do not belong together",
-        "scores and windows differ in number",
-        "too few starts and ends are kept",
-    ]
-
-
-def test_windows_of_more_questions_are_refused() -> None:
-    case = _ada((_STARTS_ADA, _ENDS_ADA))
-    windows = replace(case.windows(), question_of=np.array([1]))
-    with pytest.raises(DataError, match="do not belong together"):
-        decode(case.questions(), windows, case.scores(20), DecodeOptions())
-
-
-def test_sizes_below_one_are_refused_all_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        DecodeOptions(n_best_size=0, max_answer_length=-1)
-    assert [problem.got for problem in caught.value.problems] == [0, -1]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.tasks.qa.demo import DATA, MARKER
+from whet.jobs.demo import DATA
 from whet.tasks.qa.read import read_questions
+from whet.tasks.qa.task import MARKER
 
 SPLITS = {name: json.loads((DATA / f"{name}.json").read_text("utf-8")) for name in ("train", "validation")}
 

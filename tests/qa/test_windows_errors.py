@@ -76,12 +76,6 @@ def test_questions_without_any_token_are_a_data_error(bert):
         make_windows(_questions("\u200d"), bert, WindowOptions())
 
 
-@pytest.mark.parametrize(("max_seq_length", "doc_stride"), [(384, -1), (0, 0)])
-def test_lengths_below_the_least_are_refused(max_seq_length, doc_stride):
-    with pytest.raises(ConfigError, match=f"max_seq_length {max_seq_length}, doc_stride {doc_stride}"):
-        WindowOptions(max_seq_length=max_seq_length, doc_stride=doc_stride)
-
-
 def test_tokens_out_of_order_are_refused():
     """No tokenizer at hand does it; the search for the answer would go wrong in silence."""
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)

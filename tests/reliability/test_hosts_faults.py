@@ -75,7 +75,8 @@ def test_the_end_of_ssh_ends_the_ranks(hosts: Cluster, running: subprocess.Popen
 
 
 def test_the_end_of_an_agent_ends_its_ranks_and_all_others(hosts: Cluster, running: subprocess.Popen[str]) -> None:
-    os.kill(find(hosts, "h2", "-m whet.launch.node"), signal.SIGKILL)
+    agent = next(pid for pid, line in hosts.pids("h2").items() if line.split()[-2:] == ["-m", "whet.launch"])
+    os.kill(agent, signal.SIGKILL)
     code, _, err = ended(running, 10)
     assert code == 74
     assert "h2 is lost" in err

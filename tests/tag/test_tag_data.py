@@ -14,7 +14,7 @@ from text_tasks import save_encoder, write_lines
 from whet.errors import DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker
-from whet.tasks.tag.labels import Tags, tags_of, token_labels
+from whet.tasks.tag.job import Tags, tags_of, token_labels
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
 

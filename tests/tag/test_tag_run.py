@@ -18,8 +18,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from text_tasks import load, load_lines, topic_rows, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA
-from whet.tasks.tag.judge import metrics_of_tags
-from whet.tasks.tag.labels import Tags
+from whet.tasks.tag.job import Tags, metrics_of_tags
 
 CLOSE = 1e-4
 """Scores of whet's operators and of transformers' differ by float32 rounding, through two layers."""

@@ -15,7 +15,7 @@ from whet.errors import EXIT_BAD_DATA, DataError
 from whet.tasks.classify import examples as texts
 from whet.tasks.classify.examples import Examples, Named
 from whet.tasks.tag import read as tagged
-from whet.tasks.tag.labels import Tags
+from whet.tasks.tag.job import Tags
 from whet.tasks.tag.sentences import Named as NamedWords
 from whet.tasks.tag.sentences import Sentences
 

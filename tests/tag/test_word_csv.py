@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from whet.errors import DataError
-from whet.tasks.tag.judge import metrics_of_tags
-from whet.tasks.tag.labels import Tags
+from whet.tasks.tag.job import Tags, metrics_of_tags
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
 

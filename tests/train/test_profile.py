@@ -285,10 +285,11 @@ def test_additions_are_residuals_where_nothing_else_is_known() -> None:
 
 
 def test_profile_without_training_is_refused() -> None:
-    from whet.tasks.qa.arguments import QaArguments, check_run
+    from whet.tasks.qa.arguments import QaArguments
+    from whet.tasks.qa.task import TASK
 
     qa = QaArguments(model_name_or_path="m", validation_file="dev.json")
-    problems = check_run(qa, engine.TrainingArguments(do_eval=True, profile=True))
+    problems = TASK.check(qa, engine.TrainingArguments(do_eval=True, profile=True))
     assert [problem.what for problem in problems] == ["profile has nothing to look at"]
     with pytest.raises(ConfigError, match="does not fit"):
         engine.TrainingArguments(profile="often")

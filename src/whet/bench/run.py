@@ -27,7 +27,8 @@ from whet.hardware import cpu
 from whet.log import logger
 from whet.optional import extra, require
 from whet.strict_json import number_or_null
-from whet.tasks.qa.arguments import QaArguments, check_run
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.task import TASK
 from whet.watch import files as output_files
 
 _MIB = 2**20
@@ -159,7 +160,7 @@ class Row:
     error: str | None = None
     """The error that ended its run; it is not tried again."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """What each round measured (`whet.bench.child.measure`)."""
+    """What each round measured (`whet.bench.__main__.measure`)."""
 
     @property
     def works(self) -> bool:
@@ -226,7 +227,7 @@ def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
         result = Path(folder) / "result.json"
         words = json.dumps({**spec, "args": {**spec["args"], "output_dir": f"{folder}/run"}})
-        command = [sys.executable, "-m", "whet.bench.child", str(result)]
+        command = [sys.executable, "-m", "whet.bench", str(result)]
         try:
             done = subprocess.run(  # noqa: S603
                 command, input=words, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace"
@@ -251,7 +252,7 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
     """Print the table and write it; return 0, or 1 if losses that must be equal are not."""
     log.set_up()
     args = replace(args, do_train=True)
-    refuse(check_run(qa, args))
+    refuse(TASK.check(qa, args))
     folder = _folder(args.output_dir)
     load = cpu.load()
     base = Base(plain_settings(args, asked.warmup + asked.steps), qa.max_seq_length)

@@ -1,13 +1,51 @@
 """`whet doctor`: what this machine and this installation can do for training."""
 
+from dataclasses import dataclass
+
 from whet.config.command_line import Command
-from whet.doctor.arguments import DoctorArguments
+from whet.config.rules.ranges import broken_if
+from whet.config.settings import checked
+
+_RULES = (
+    broken_if(
+        "kernels_are_not_measured",
+        ("kernels", "measure"),
+        lambda asked: asked.kernels and not asked.measure,
+        what="no_measure has no effect here",
+        why="with --kernels nothing is measured anyway",
+        fix="leave --no_measure out",
+    ),
+    broken_if(
+        "a_model_comes_alone",
+        ("model", "kernels"),
+        lambda asked: asked.model and asked.kernels,
+        what="the doctor examines a model or the native operators",
+        why="each has a report of its own",
+        fix="give two commands: whet doctor MODEL, and whet doctor --kernels",
+    ),
+)
+
+
+@checked(headings={"model": "Doctor"}, rules=_RULES)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorArguments:
+    """What is examined, and how it is printed."""
+
+    model: str = ""
+    """Examine only this model, a folder or a name on the hub: whether it trains without padding, why not, and which of
+    its parts run fused."""
+    kernels: bool = False
+    """Examine only the native operators: the library, its instruction set, or why there is none."""
+    measure: bool = True
+    """Measure the rates of matrix products and of memory, for a few seconds. --no_measure skips it."""
+    json: bool = False
+    """Print one JSON object with everything, for machines."""
 
 
 def _run(asked: DoctorArguments) -> int:
     from whet.doctor.report import run_doctor
 
-    return run_doctor(asked)
+    return run_doctor(asked.model, kernels=asked.kernels, measure=asked.measure, as_json=asked.json)
 
 
 COMMAND = Command(

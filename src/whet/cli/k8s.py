@@ -8,7 +8,7 @@ from whet.kubernetes.arguments import KubernetesArguments
 
 
 def _run(asked: KubernetesArguments) -> int:
-    from whet.kubernetes.command import OwnCommands
+    from whet.kubernetes.plan import OwnCommands
     from whet.kubernetes.run import run_kubernetes
 
     own = OwnCommands(names=COMMANDS, ranked=RANKED, resumable=RESUMABLE, settings=_settings)

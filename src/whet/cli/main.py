@@ -1,26 +1,22 @@
-"""The program `whet`: chooses the command, prints what went wrong, ends with an exit code."""
+"""The program `whet`: chooses the command, prints what went wrong and how to resume, ends with an exit code."""
+
+from __future__ import annotations
 
 import contextlib
 import errno
 import io
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from whet import __version__, lasting
 from whet.cli.commands import ANSWERING, COMMANDS, RANKED, STOPPABLE, TRAINING, WITHOUT_TORCH, command
 from whet.config import environment
-from whet.config.ranks import here, require_one_process
-from whet.errors import (
-    EXIT_BAD_CONFIG,
-    EXIT_IO,
-    EXIT_OK,
-    ConfigError,
-    WhetError,
-    escape_controls,
-)
+from whet.config.ranks import here, place_or_alone, require_one_process
+from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, MASK, ConfigError, StorageError, WhetError, escape_controls
 from whet.launch import pinning
 from whet.watch import stop
 
@@ -127,32 +123,27 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
             stop.hear_interrupts()
         return _dispatch(list(argv))
     except WhetError as error:
-        from whet.cli.complain import complain
-
-        complain(error)
+        _complain(error)
         if error.again:
-            from whet.cli.again import tell_command
-
-            tell_command(argv, error.again)
+            _show_how_to_resume(argv, error.again)
         if list(argv) in ([name] for name in COMMANDS):
             print(f"its options, with examples: whet {argv[0]} --help", file=sys.stderr)
         return error.exit_code
     except stop.Stopped as stopped:
-        from whet.cli.again import tell
-
-        return tell(stopped, argv)
+        if place_or_alone().is_first:
+            print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
+        _show_how_to_resume(argv, stopped.again)
+        return int(str(stopped.code))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error is getattr(sys.stdout, "lost", None):
             return _lost(error)
-        from whet.cli.complain import complain, refusal
-
         refused = refusal(error)
         if refused is None:
             raise
-        complain(refused)
+        _complain(refused)
         return refused.exit_code
 
 
@@ -181,9 +172,7 @@ def _dispatch(argv: list[str]) -> int:
     elif name in TRAINING:
         require_one_process(f"whet {name}")
     if name not in WITHOUT_TORCH:
-        from whet.cli.complain import require_address_space
-
-        require_address_space()
+        _require_address_space()
     with quiet_libraries(), delayed():
         done = asked.run(*loaded.settings)
         return done if isinstance(done, int) else done()
@@ -220,3 +209,153 @@ def _unknown(word: str) -> ConfigError:
         why=f"whet has the commands {', '.join(COMMANDS)}",
         fix=f"did you mean whet {like}?" if like else "see whet --help",
     )
+
+
+_ERROR = "error: "
+_STYLES = {"  got:": "yellow", "  fix:": "green"}
+_LEAST_BYTES = 1100 << 20
+"""Of address space: with less, torch hangs, or ends the process with std::bad_alloc, which nobody can catch."""
+
+
+def _require_address_space() -> None:
+    """Raise ConfigError if the process has not the address space that torch's libraries take."""
+    from whet.hardware import memory
+
+    limit = memory.address_space_bytes()
+    if limit is not None and limit < _LEAST_BYTES:
+        raise ConfigError(
+            what="the limit on this process's address space is too small",
+            got=f"{limit:,} bytes",
+            why=f"torch's libraries alone take about {_LEAST_BYTES:,}",
+            fix="raise it: ulimit -v unlimited",
+        )
+
+
+def refusal(error: BaseException) -> WhetError | None:
+    """Return the error of what the system refused, memory or a file, to print; None for any other exception."""
+    from whet.hardware import memory
+
+    if (lack := memory.lack(error)) is not None:
+        return lack
+    if isinstance(error, OSError):
+        return StorageError(
+            what="the system refused to read or to write",
+            got=str(error),
+            why="the command cannot continue without it",
+            fix=f"check that the place exists, that this user may use it, and that its disk has room{_moved(error)}",
+        )
+    return None
+
+
+_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME",
+            "XDG_CACHE_HOME")  # fmt: skip
+"""Variables that name folders for files of libraries; the more special come first."""
+_USUAL = {
+    "/torchinductor_": "TORCHINDUCTOR_CACHE_DIR", "/.cache/huggingface": "HF_HOME", "/.cache/": "XDG_CACHE_HOME",
+}  # fmt: skip
+"""Part of a path that a library has chosen -> the variable that names another folder."""
+
+
+def _moved(error: OSError) -> str:
+    """Return how to name another folder, if a variable of the environment does that; else nothing."""
+    if "No usable temporary directory" in str(error):
+        variable = "TMPDIR"
+    else:
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        named = {folder: name for name in _FOLDERS if (folder := os.environ.get(name))}
+        parts = [*named.items(), *_USUAL.items()]
+        variable = next((variable for part, variable in parts if any(part in name for name in names)), None)
+    return "" if variable is None else f"; or name a folder that this user may write to in the variable {variable}"
+
+
+def _complain(error: WhetError) -> None:
+    """Print the problems to standard error, in colour where that is a terminal."""
+    if sys.stderr.isatty():
+        _in_colour(error)
+    else:
+        print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
+
+
+def _in_colour(error: WhetError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from whet import console
+
+    shown, width = Console(stderr=True), console.width()
+    for problem in error.problems:
+        what, *rest = str(problem).splitlines()
+        first, *others = console.folded_message(f"{_ERROR}{what}", width, "  ")
+        shown.print(Text.assemble((_ERROR, "bold red"), (first.removeprefix(_ERROR), "bold")), soft_wrap=True)
+        for line in others:
+            shown.print(Text(line, style="bold"), soft_wrap=True)
+        for line in rest:
+            for part in console.folded_message(line, width, " " * 7):
+                shown.print(Text(part, style=_STYLES.get(line[:6], "")), soft_wrap=True)
+
+
+def _show_how_to_resume(argv: Sequence[str], again: Mapping[str, object]) -> None:
+    """Print the command that resumes with these settings, if there are any: alone on its line, so it can be copied.
+
+    Of several ranks the first prints it; how they were started, a rank does not know.
+    """
+    place = place_or_alone()
+    if again and place.is_first:
+        how = "" if place.n_ranks == 1 else f" your launcher and, for its {place.n_ranks} ranks, the command"
+        print(f"whet: continue with{how}:\n\n{resuming_command(argv, again)}\n", file=sys.stderr)
+
+
+def resuming_command(argv: Sequence[str], again: Mapping[str, object]) -> str:
+    """Return the command line as it was, secrets masked, with these settings in place of those that it had."""
+    added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
+    return " ".join(map(_shell_word, ["whet", *_without(_masked(argv), again), *added]))
+
+
+def _without(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words but for these options and their values; a word with dashes is no value."""
+    kept: list[str] = []
+    value_goes = False
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_named = word.startswith("-") and name.replace("-", "_") in names
+        if not is_named and not (value_goes and not word.startswith("--")):
+            kept.append(word)
+        value_goes = is_named and not equals
+    return kept
+
+
+def _shell_word(word: str) -> str:
+    """Return the word as a shell reads it back; bytes that are not to be printed stand in it as escapes ($'...')."""
+    if escape_controls(word) == word and _prints(word):
+        return shlex.quote(word)
+    escaped = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(escaped)}'"
+
+
+def _prints(word: str) -> bool:
+    try:
+        word.encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _masked(argv: Sequence[str]) -> list[str]:
+    from whet.config.settings import options_of
+
+    parts = command(argv[0]).parts
+    secrets = {option.name for part in parts for option in options_of(part).values() if option.secret}
+    words: list[str] = []
+    hide = False
+    for word in argv:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_secret = word.startswith("-") and name.replace("-", "_") in secrets
+        words.append(MASK if hide else f"{word.partition('=')[0]}={MASK}" if is_secret and equals else word)
+        hide = is_secret and not equals
+    return words
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 def _same(value: Any) -> Any:
@@ -109,6 +109,21 @@ ALIASES: Mapping[str, Alias] = {
 SEEN_IN = "5.24"
 """The release of transformers that NOT_HONOURED was compared with."""
 
+
+class Refused(NamedTuple):
+    """A name that is known but not honoured."""
+
+    instead: str
+    """What to do instead; "" if there is no advice."""
+    off: tuple[object, ...] = ()
+    """The values that switch it off, or request what whet always does: they are accepted."""
+
+
+def refused(instead: str, *off: object) -> Refused:
+    """Return what is said of a name, and its values without effect."""
+    return Refused(instead, off)
+
+
 _NO_UPLOAD = "upload output_dir after the run, by `hf upload` or huggingface_hub's upload_folder"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are used for every model that they support"
@@ -118,140 +133,97 @@ _FSDP = (
 _OTHER_SHARDING = "use --zero_stage 1, 2 or 3, which share state, gradients and weights between the ranks"
 _ALONE = "ranks exchange gradients in each step: send less by --ddp_comm_hook bf16 or --gradient_accumulation_steps"
 
-NOT_HONOURED: Mapping[str, str] = {
+NOT_HONOURED: Mapping[str, Refused] = {
     # what is computed
-    "neftune_noise_alpha": "use --weight_decay, or more dropout in the model's configuration",
-    "optim_target_modules": "the optimizers that read it are not built in; pass one as optimizers=(it, None)",
-    "use_cache": "whet trains without a cache of keys and values; set it in the model's configuration to generate",
-    "use_liger_kernel": _LIGER,
-    "liger_kernel_config": _LIGER,
-    "bf16_full_eval": "use --bf16, which evaluation computes in too; the weights stay float32",
-    "fp16_full_eval": "use --fp16, which evaluation computes in too; the weights stay float32",
+    "neftune_noise_alpha": refused("use --weight_decay, or more dropout in the model's configuration", None),
+    "optim_target_modules": refused(
+        "the optimizers that read it are not built in; pass one as optimizers=(it, None)", None
+    ),
+    "use_cache": refused(
+        "whet trains without a cache of keys and values; set it in the model's configuration to generate", False
+    ),
+    "use_liger_kernel": refused(_LIGER, False),
+    "liger_kernel_config": refused(_LIGER, None),
+    "bf16_full_eval": refused("use --bf16, which evaluation computes in too; the weights stay float32", False),
+    "fp16_full_eval": refused("use --fp16, which evaluation computes in too; the weights stay float32", False),
     # data
-    "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
+    "dataloader_multiprocessing_context": refused(
+        "whet chooses how to prepare batches, and never forks a process with threads", None
+    ),
     # evaluation
-    "batch_eval_metrics": "evaluate batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
-    # saving
+    "batch_eval_metrics": refused(
+        "evaluate batch by batch with Trainer's evaluation=, which gets the trainer and the data set", False
+    ),
     # logs
-    "include_num_input_tokens_seen": "the results always contain train_tokens_per_second, which does not count padding",
-    "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",
-    "debug": "use --max_nonfinite_steps 1 to stop at the first step that is not finite, and --profile for time",
-    "project": _NO_SPACE,
-    "trackio_space_id": _NO_SPACE,
-    "trackio_bucket_id": _NO_SPACE,
-    "trackio_static_space_id": _NO_SPACE,
+    "include_num_input_tokens_seen": refused(
+        "the results always contain train_tokens_per_second, which does not count padding", False
+    ),
+    "skip_memory_metrics": refused(
+        "use --memory_limit_gb to watch the memory of a run, and --profile for its time", True
+    ),
+    "debug": refused(
+        "use --max_nonfinite_steps 1 to stop at the first step that is not finite, and --profile for time", "", ()
+    ),
+    "project": refused(_NO_SPACE, "huggingface"),
+    "trackio_space_id": refused(_NO_SPACE, None),
+    "trackio_bucket_id": refused(_NO_SPACE, None),
+    "trackio_static_space_id": refused(_NO_SPACE, False, None),
     # upload
-    "push_to_hub": _NO_UPLOAD,
-    "hub_model_id": _NO_UPLOAD,
-    "hub_strategy": _NO_UPLOAD,
-    "hub_token": _NO_UPLOAD,
-    "hub_private_repo": _NO_UPLOAD,
-    "hub_always_push": _NO_UPLOAD,
-    "hub_revision": _NO_UPLOAD,
+    "push_to_hub": refused(_NO_UPLOAD, False),
+    "hub_model_id": refused(_NO_UPLOAD, None),
+    "hub_strategy": refused(_NO_UPLOAD, "every_save"),
+    "hub_token": refused(_NO_UPLOAD, None),
+    "hub_private_repo": refused(_NO_UPLOAD, False, None),
+    "hub_always_push": refused(_NO_UPLOAD, False),
+    "hub_revision": refused(_NO_UPLOAD, None),
     # several processes
-    "accelerator_config": "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
-    "--gradient_accumulation_steps alone",
-    "fsdp_config": _FSDP,
-    "parallelism_config": _OTHER_SHARDING,
+    "accelerator_config": refused(
+        "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
+        "--gradient_accumulation_steps alone",
+        None,
+    ),
+    "fsdp_config": refused(_FSDP, None),
+    "parallelism_config": refused(_OTHER_SHARDING, None),
 }
 """Fields of transformers' TrainingArguments, as of SEEN_IN, that whet does not carry out -> what to do instead."""
 
-NOT_HONOURED_OLD: Mapping[str, str] = {
-    "adafactor": "use --optim adafactor",
-    "fp16_backend": "use --fp16: it runs through torch's own autocast, the only backend left",
-    "fp16_opt_level": "use --fp16, which equals apex's level O1: products in fp16, weights in float32",
-    "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
-    "jit_mode_eval": "evaluation runs through whet's fused operators; torch has replaced TorchScript",
-    "include_tokens_per_second": "the results always contain train_tokens_per_second",
-    "past_index": "no model of today carries its state from batch to batch; pass Trainer a model that does so itself",
-    "ray_scope": "run whet once for each trial of a search, and compare the eval_results.json files",
-    "save_safetensors": "whet always writes safetensors",
-    "use_legacy_prediction_loop": "there is one loop for evaluation and prediction",
-    "use_mps_device": "whet runs on CPUs and NVIDIA's GPUs; on a Mac it takes the CPU",
-    "tpu_metrics_debug": "whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU",
-    "tpu_num_cores": "whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU",
-    "push_to_hub_model_id": _NO_UPLOAD,
-    "push_to_hub_organization": _NO_UPLOAD,
-    "push_to_hub_token": _NO_UPLOAD,
-    "fsdp_min_num_params": _FSDP,
-    "fsdp_transformer_layer_cls_to_wrap": _FSDP,
-    "sharded_ddp": _OTHER_SHARDING,
-    "mp_parameters": _OTHER_SHARDING,
+NOT_HONOURED_OLD: Mapping[str, Refused] = {
+    "adafactor": refused("use --optim adafactor", False),
+    "fp16_backend": refused("use --fp16: it runs through torch's own autocast, the only backend left", "auto"),
+    "fp16_opt_level": refused("use --fp16, which equals apex's level O1: products in fp16, weights in float32", "O1"),
+    "half_precision_backend": refused(
+        "use --bf16 or --fp16: both run through torch's own autocast, the only backend left", "auto"
+    ),
+    "jit_mode_eval": refused("evaluation runs through whet's fused operators; torch has replaced TorchScript", False),
+    "include_tokens_per_second": refused("the results always contain train_tokens_per_second", False),
+    "past_index": refused(
+        "no model of today carries its state from batch to batch; pass Trainer a model that does so itself", -1
+    ),
+    "ray_scope": refused("run whet once for each trial of a search, and compare the eval_results.json files", "last"),
+    "save_safetensors": refused("whet always writes safetensors", True),
+    "use_legacy_prediction_loop": refused("there is one loop for evaluation and prediction", False),
+    "use_mps_device": refused("whet runs on CPUs and NVIDIA's GPUs; on a Mac it takes the CPU", False),
+    "tpu_metrics_debug": refused("whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU", False),
+    "tpu_num_cores": refused("whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU", None),
+    "push_to_hub_model_id": refused(_NO_UPLOAD, None),
+    "push_to_hub_organization": refused(_NO_UPLOAD, None),
+    "push_to_hub_token": refused(_NO_UPLOAD, None),
+    "fsdp_min_num_params": refused(_FSDP, 0),
+    "fsdp_transformer_layer_cls_to_wrap": refused(_FSDP, None),
+    "sharded_ddp": refused(_OTHER_SHARDING, False, "", ()),
+    "mp_parameters": refused(_OTHER_SHARDING, ""),
 }
 """Fields that transformers had in releases 4.26 to 4.57 and removed since, and that whet does not carry out."""
 
-WITHDRAWN: Mapping[str, str] = {
-    "local_sgd_steps": _ALONE,
-    "outer_learning_rate": _ALONE,
-    "outer_momentum": _ALONE,
+WITHDRAWN: Mapping[str, Refused] = {
+    "local_sgd_steps": refused(_ALONE, 0),
+    "outer_learning_rate": refused(_ALONE, 1.0),
+    "outer_momentum": refused(_ALONE, 0.0),
 }
 """Fields that whet had itself and gave up (docs/decisions/0029-torchs-agent-starts-the-ranks.md)."""
 
-REFUSED: Mapping[str, str] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD, **WITHDRAWN}.items()))
-"""Every name that is known but not honoured -> what to do instead."""
-
-
-OFF: Mapping[str, tuple[object, ...]] = {
-    # what is computed
-    "neftune_noise_alpha": (None,),
-    "optim_target_modules": (None,),
-    "use_cache": (False,),
-    "use_liger_kernel": (False,),
-    "liger_kernel_config": (None,),
-    "bf16_full_eval": (False,),
-    "fp16_full_eval": (False,),
-    # data
-    "dataloader_multiprocessing_context": (None,),
-    # evaluation
-    "batch_eval_metrics": (False,),
-    # saving
-    # logs
-    "include_num_input_tokens_seen": (False,),  # its word "no" reads as false
-    "skip_memory_metrics": (True,),
-    "debug": ("", ()),
-    "project": ("huggingface",),
-    "trackio_space_id": (None,),
-    "trackio_bucket_id": (None,),
-    "trackio_static_space_id": (False, None),
-    # upload
-    "push_to_hub": (False,),
-    "hub_model_id": (None,),
-    "hub_strategy": ("every_save",),
-    "hub_token": (None,),
-    "hub_private_repo": (False, None),
-    "hub_always_push": (False,),
-    "hub_revision": (None,),
-    # several processes
-    "accelerator_config": (None,),
-    "fsdp_config": (None,),
-    "parallelism_config": (None,),
-    # whet's own earlier ones
-    "local_sgd_steps": (0,),
-    "outer_learning_rate": (1.0,),
-    "outer_momentum": (0.0,),
-    # older releases
-    "adafactor": (False,),
-    "fp16_backend": ("auto",),
-    "fp16_opt_level": ("O1",),
-    "ray_scope": ("last",),
-    "half_precision_backend": ("auto",),
-    "jit_mode_eval": (False,),
-    "include_tokens_per_second": (False,),
-    "past_index": (-1,),
-    "save_safetensors": (True,),
-    "use_legacy_prediction_loop": (False,),
-    "use_mps_device": (False,),
-    "tpu_metrics_debug": (False,),
-    "tpu_num_cores": (None,),
-    "push_to_hub_model_id": (None,),
-    "push_to_hub_organization": (None,),
-    "push_to_hub_token": (None,),
-    "fsdp_min_num_params": (0,),
-    "fsdp_transformer_layer_cls_to_wrap": (None,),
-    "sharded_ddp": (False, "", ()),
-    "mp_parameters": ("",),
-}
-"""Name -> the values that switch it off, or request what whet always does. Names without such a value are missing."""
+REFUSED: Mapping[str, Refused] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD, **WITHDRAWN}.items()))
+"""Every name that is known but not honoured."""
 
 
 def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any], Any]) -> bool:

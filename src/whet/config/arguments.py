@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config import deepspeed, recipes
-from whet.config.aliases import ALIASES, OFF, REFUSED
+from whet.config.aliases import ALIASES, REFUSED
 from whet.config.fields import OUTPUT_DIR, TrainingFields
 from whet.config.recipes import RECIPE_RULES
 from whet.config.rules.computing import COMPILE_RULES, METHOD_RULES, PRECISION_RULES, resolve_compile, resolve_precision
@@ -84,7 +84,7 @@ _RULES = (
 
 @checked(
     headings=_HEADINGS, rules=_RULES, usual=_values_for, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED,
-    off=OFF, notes=unread,
+    notes=unread,
 )  # fmt: skip
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments(TrainingFields):

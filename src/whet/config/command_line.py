@@ -146,7 +146,7 @@ def _broken(drafts: Sequence[Any], command: Command) -> list[Problem]:
 def kinds_of(command: Command) -> dict[str, Any]:
     """Return the annotation of each name that the command line knows; refused names have values without effect."""
     names = Names.of(command.parts)
-    off = {name: kind for name, values in names.off.items() if (kind := kind_of(values)) is not None}
+    off = {name: kind for name, one in names.refused.items() if (kind := kind_of(one.off)) is not None}
     known = {name: one.kind for name, one in [*names.aliases.items(), *names.options.items()]}
     return {"config": str, **off, **known}
 

@@ -217,7 +217,7 @@ class _Reader:
         self.wrong += [f"{prefix}{name} is not known" for name in sorted(set(self.section(path)) - {*names}, key=str)]
 
 
-def problem_of(args: TrainingFields) -> Problem | None:
+def config_is_honoured(args: TrainingFields) -> Problem | None:
     """Return what is wrong with the configuration of these arguments; None if nothing is, or if there is none."""
     if args.deepspeed is None:
         return None
@@ -296,7 +296,7 @@ def fixed_sizes(given: Any) -> dict[str, tuple[str, Any]]:
 
 
 def stage_of(given: Any) -> int:
-    """Return the stage of ZeRO that a configuration asks for; 0 if it cannot be read, which `problem_of` reports."""
+    """Return the stage of ZeRO that a configuration asks for; 0 if it cannot be read."""
     try:
         stage = read(given).get("zero_optimization", {}).get("stage", 0)
     except (OSError, ValueError, AttributeError):

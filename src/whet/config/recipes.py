@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.card import Card
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least, broken_if
+from whet.config.rules.ranges import Rule, at_least, broken_if, within
 from whet.config.rules.schedule import WITHOUT_WARMUP
 from whet.config.rules.sharing import stage_of
 from whet.errors import Problem
@@ -96,19 +96,6 @@ def recipe_sets_something(args: TrainingFields) -> Problem | None:
     )
 
 
-def averaging_starts_within_the_run(args: TrainingFields) -> Problem | None:
-    """An average that begins after the last step would be one of nothing."""
-    start = args.weight_averaging_start
-    if start is None or 0 <= start < 1:
-        return None
-    return Problem(
-        what="weight_averaging_start is not a share of the run",
-        got=start,
-        why="the average begins after this share of the optimizer steps, and must begin before the last one",
-        fix="use --weight_averaging_start 0.5 for the second half of the run, or leave it out",
-    )
-
-
 RECIPE_RULES: tuple[Rule, ...] = (
     recipe_sets_something,
     at_least("min_steps", 1, "a run has an optimizer step"),
@@ -120,14 +107,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         why="max_steps is the length of the run; min_steps is a lower bound for what num_train_epochs asks for",
         fix="keep one of --min_steps and --max_steps",
     ),
-    broken_if(
-        "decay_is_a_factor",
-        ("layerwise_lr_decay",),
-        lambda args: not (0 < args.layerwise_lr_decay <= 1),
-        what="layerwise_lr_decay is not a factor above 0 and up to 1",
-        why="the learning rate of each block is this times that of the block above it",
-        fix="use --layerwise_lr_decay 0.9, or 1 for one learning rate",
-    ),
+    within("layerwise_lr_decay", "(0, 1]", "each block learns at this times the rate of the block above it", 0.9),
     at_least("reinit_layers", 0, "it counts blocks"),
-    averaging_starts_within_the_run,
+    within("weight_averaging_start", "[0, 1)", "the average begins after this share of the optimizer steps", 0.5),
 )

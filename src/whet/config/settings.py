@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from whet.config import optimizer_names
-from whet.config.aliases import Alias, is_off
+from whet.config.aliases import Alias, Refused, is_off
 from whet.config.values import expected, read
 from whet.errors import MASK, ConfigError, Problem, hide_secrets
 
@@ -35,10 +35,8 @@ class Spec:
     resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Resolves values: fills in fields whose default follows from other fields."""
     aliases: Mapping[str, Alias] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Names that are known but not honoured -> what to do instead, or "" if there is no advice."""
-    off: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Refused names -> the values that have no effect, and are accepted."""
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    """Names that are known but not honoured."""
     notes: Callable[[Any], Sequence[str]] = lambda _: ()
     """Remarks about settings that break no rule."""
     build: Callable[..., None]
@@ -140,9 +138,7 @@ class Names:
 
     options: Mapping[str, Option]
     aliases: Mapping[str, Alias]
-    refused: Mapping[str, str]
-    off: Mapping[str, tuple[object, ...]]
-    """Refused names -> the values with which they are accepted."""
+    refused: Mapping[str, Refused]
     say: Callable[[str], str] = str
     """Formats a name: `--seed` on a command line."""
     where: str = ""
@@ -156,8 +152,7 @@ class Names:
         return cls(
             options={name: option for part in parts for name, option in options_of(part).items()},
             aliases={name: alias for part in parts for name, alias in spec_of(part).aliases.items()},
-            refused={name: hint for part in parts for name, hint in spec_of(part).refused.items()},
-            off={name: values for part in parts for name, values in spec_of(part).off.items()},
+            refused={name: one for part in parts for name, one in spec_of(part).refused.items()},
             **how,
         )
 
@@ -183,7 +178,8 @@ def take(given: Mapping[str, object], names: Names, reader: Callable[[object, An
     taken = Taken()
     for name, value in given.items():
         if names.kind(name) is None:
-            taken.problems += [] if is_off(value, names.off.get(name, ()), reader) else [_unknown(name, names)]
+            off = names.refused[name].off if name in names.refused else ()
+            taken.problems += [] if is_off(value, off, reader) else [_unknown(name, names)]
             continue
         try:
             _put(taken, name, reader(value, names.kind(name)), names)
@@ -226,7 +222,7 @@ def _unknown(name: str, names: Names) -> Problem:
             got=name,
             why="transformers, one of its scripts or an earlier whet knows it; whet does not carry it out, and never "
             "ignores a setting",
-            fix=f"leave {said} out" + (f"; {names.refused[name]}" if names.refused[name] else ""),
+            fix=f"leave {said} out" + (f"; {names.refused[name].instead}" if names.refused[name].instead else ""),
         )
     meant = _USUAL_NAMES.get(name.lower())
     like = meant if meant in names.options else nearest(name, [*names.options, *names.aliases, *names.also])

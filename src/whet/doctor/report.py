@@ -1,29 +1,550 @@
-"""`whet doctor`: examine, advise, print."""
+"""`whet doctor`: what this machine and this installation can do, what is broken, and what could be better.
+
+One record for each part that is examined, the advice that follows from them, and both as text or JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
-import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import whet.kernels
+from whet import __version__
 from whet.config import environment
-from whet.doctor.arguments import DoctorArguments
-from whet.doctor.examine import Findings, Machine, Native, Rates, Software, examine
 from whet.errors import EXIT_OK, EXIT_OTHER, Problem
+from whet.hardware import cpu, gpu, memory, openmp
+from whet.hardware.cgroup import ROOT
+from whet.hardware.cpu import features
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:
     from whet.own_loop.examine import ModelFindings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Processor, memory and disk, as this process may use them."""
+
+    processor: str
+    usable_cpus: int
+    """Logical CPUs that this process may run on."""
+    usable_cores: int
+    """Threads that can compute at once: physical cores of these CPUs, or less if a cgroup grants less."""
+    quota_cores: float | None
+    """Cores that the cgroup grants; None: no limit."""
+    numa_nodes: int
+    """NUMA nodes with a CPU that this process may run on; 0 if unknown."""
+    instruction_sets: list[str]
+    lacking: list[str]
+    load: float | None
+    """Threads that wanted to run in the last minute, on the complete machine."""
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    """The cgroup's limit; None: no limit."""
+    memory_available_bytes: int | None
+    huge_pages: str | None
+    folder: str
+    """The current folder."""
+    disk_free_bytes: int
+    nvidia_gpus: list[str]
+    """NVIDIA GPUs in the machine, whether or not torch can use them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """The installation, and how torch uses the machine."""
+
+    python: str
+    whet: str
+    torch: str | None
+    """None: not installed."""
+    torch_error: str | None
+    """Why torch cannot compute here; None if it can."""
+    transformers: str | None
+    packages: dict[str, str]
+    """Optional packages that are installed, with their versions."""
+    not_installed: list[str]
+    threads: int | None
+    """Threads of torch's operators; None: torch cannot say."""
+    settings: dict[str, str]
+    """Environment variables that control the threads, if they are set."""
+    openmp: list[str]
+    """The OpenMP libraries that this process has loaded."""
+    gpus: list[str]
+    """GPUs that torch can use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """The library of native operators, and what is needed to build it."""
+
+    path: str | None
+    """The library's file; None: no library."""
+    isa: str | None
+    """The instruction set in use; None: the library cannot be used."""
+    best_isa: str
+    """The best instruction set of the library that this processor supports."""
+    error: str | None
+    """Why an existing library cannot be used."""
+    asked_isa: str | None
+    """The environment variable WHET_ISA."""
+    asked_kernels: str | None = None
+    """The environment variable WHET_KERNELS; None: not set."""
+    source_tree: str | None
+    """Where it can be built from."""
+    cmake: str | None
+    compiler: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Measured now, with torch's threads; None for what this torch cannot compute."""
+
+    shape: tuple[int, int, int]
+    """Rows, inputs and outputs of the products."""
+    fp32_mm_gflops: float
+    fp32_onednn_gflops: float | None
+    bf16_mm_gflops: float | None
+    bf16_onednn_gflops: float | None
+    bf16_widened_gflops: float | None
+    """Of bf16 that whet widens to fp32; None if it leaves bf16 to torch."""
+    int8_gops: float | None
+    copy_gb_per_s: float
+    """Bytes read and written."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All findings; None: not examined."""
+
+    machine: Machine | None
+    software: Software | None
+    native: Native
+    rates: Rates | None
+
+
+def examine_machine(root: Path = ROOT) -> Machine:
+    """Return what this process may use of the machine; `root` contains /proc and /sys."""
+    cpus = cpu.usable_cpus()
+    has, lacks = cpu.instruction_sets(root)
+    return Machine(
+        processor=cpu.model_name(root),
+        usable_cpus=len(cpus),
+        usable_cores=cpu.usable_cores(root, cpus),
+        quota_cores=cpu.quota_cores(root),
+        numa_nodes=sum(1 for node in cpu.numa_nodes(root).values() if node & cpus),
+        instruction_sets=has,
+        lacking=lacks,
+        load=cpu.load(),
+        memory_bytes=memory.machine_bytes(root),
+        memory_limit_bytes=memory.cgroup_bytes(root),
+        memory_available_bytes=memory.available_bytes(root),
+        huge_pages=memory.huge_pages(root),
+        folder=str(Path.cwd()),
+        disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
+        nvidia_gpus=gpu.nvidia_gpus(root),
+    )
+
+
+OPTIONAL = ("tensorboard", "wandb", "mlflow", "trackio", "bitsandbytes", "torchao", "flash_attn", "peft")
+SETTINGS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+)
+
+
+def examine_software() -> Software:
+    """Return the installation. Loads torch; if that fails, the record says why."""
+    packages = {name: version_of(name) for name in OPTIONAL}
+    error = torch_error()
+    return Software(
+        python=platform.python_version(),
+        whet=__version__,
+        torch=version_of("torch"),
+        torch_error=error,
+        transformers=version_of("transformers"),
+        packages={name: found for name, found in packages.items() if found is not None},
+        not_installed=[name for name, found in packages.items() if found is None],
+        threads=None if error else _threads(),
+        settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
+        openmp=openmp.libraries(),
+        gpus=[] if error else _gpus(),
+    )
+
+
+def torch_error() -> str | None:
+    """Return why torch cannot compute a product here; None if it can."""
+    try:
+        import torch
+
+        found = float((torch.ones(16, 16) @ torch.ones(16, 16)).sum())
+    except Exception as error:  # a broken installation may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None if found == 16**3 else f"a product of ones gave {found}, not {16**3}"
+
+
+def version_of(package: str) -> str | None:
+    """Return the installed version, None if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return [f"{one.name}, {one.total_memory / 2**30:.0f} GiB" for one in found]
+
+
+_V3 = {"avx2", "fma", "bmi1", "bmi2"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_MOST_ERROR = 1e-4
+"""fp32 operators of a hundred terms are exact to about 1e-6; a larger error is not rounding."""
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+def examine_native(root: Path = ROOT) -> Native:
+    """Return the state of the library. Loads it, after torch, and compares it with plain torch."""
+    path, isa, error = _try()
+    trees = [Path(place).parents[2] for place in whet.kernels.__path__]  # an editable install has two folders
+    tree = next((one for one in trees if (one / "CMakeLists.txt").exists()), None)
+    compilers = (os.environ.get("CXX"), *_COMPILERS)
+    return Native(
+        path=path,
+        isa=isa,
+        best_isa=best_isa(root),
+        error=error,
+        asked_isa=os.environ.get("WHET_ISA"),
+        asked_kernels=os.environ.get("WHET_KERNELS") or None,
+        source_tree=None if tree is None else str(tree),
+        cmake=shutil.which("cmake"),
+        compiler=next((found for name in compilers if name and (found := shutil.which(name))), None),
+    )
+
+
+def best_isa(root: Path = ROOT) -> str:
+    """Return the best of the library's instruction sets that this processor has."""
+    machine = platform.machine().lower()
+    if machine not in ("x86_64", "amd64"):
+        return "neon" if machine in ("aarch64", "arm64") else "baseline"
+    has = features(root)
+    return "x86-64-v4" if has >= _V4 else "x86-64-v3" if has >= _V3 else "x86-64"
+
+
+def _try() -> tuple[str | None, str | None, str | None]:
+    """Return the library's path, its instruction set, and its error."""
+    try:
+        from whet.kernels import library
+    except Exception as error:  # torch, which must be loaded first
+        return None, None, f"torch cannot be loaded: {error}"
+    path = library.find()
+    if path is None:
+        return None, None, None
+    try:
+        isa = library.load(path).isa
+    except (OSError, AttributeError, ValueError) as error:
+        return str(path), None, str(error)
+    error = _largest_error()
+    wrong = None if error < _MOST_ERROR else f"its results are off by {error:.1e}"
+    return str(path), None if wrong else isa, wrong
+
+
+def _largest_error() -> float:
+    """Return the largest difference of two operators from plain torch in float64."""
+    import torch
+
+    from whet.kernels.activation import bias_act, bias_act_reference
+    from whet.kernels.norm import Norm, add_norm, add_norm_reference
+
+    x = torch.linspace(-3, 3, 6400).view(64, 100)
+    norm = Norm(torch.linspace(0, 1, 100), torch.linspace(1, 0, 100), 1e-5)
+    exact_norm = Norm(norm.weight.double(), norm.weight.double().flip(0), 1e-5)
+    found = [bias_act(x, None, "gelu"), add_norm(x, x, norm)[0]]
+    exact = [bias_act_reference(x.double(), None, "gelu"), add_norm_reference(x.double(), x.double(), exact_norm)[0]]
+    return max(float((ours - theirs).abs().max()) for ours, theirs in zip(found, exact, strict=True))
+
+
+SHAPE = (1024, 768, 3072)
+"""A thousand tokens through the wider linear layer of a BERT-base-size block."""
+_COPY_BYTES = 128 * 2**20
+_MOST_S = 0.3
+"""Repetitions of each product; the best one counts, because other work only slows them down."""
+
+
+def measure_rates(*, has_native: bool) -> Rates:
+    """Return the rates; takes about two seconds. `has_native`: whether the native operators can be used."""
+    import torch
+
+    from whet.kernels.matrix import is_widened, widened_product
+
+    began_s = time.perf_counter()
+    n, inputs, outputs = SHAPE
+    with torch.no_grad():
+        x, w, bias = torch.randn(n, inputs), torch.randn(outputs, inputs), torch.zeros(outputs)
+        x16, w16, bias16 = x.bfloat16(), w.bfloat16(), bias.bfloat16()
+        x8, w8 = ((one * 20).clamp(-127, 127).to(torch.int8) for one in (x, w))
+        return Rates(
+            shape=SHAPE,
+            fp32_mm_gflops=_gflops(lambda: torch.mm(x, w.T)) or 0.0,
+            fp32_onednn_gflops=_gflops(lambda: _onednn(x, w, bias)),
+            bf16_mm_gflops=_gflops(lambda: torch.mm(x16, w16.T)),
+            bf16_onednn_gflops=_gflops(lambda: _onednn(x16, w16, bias16)),
+            bf16_widened_gflops=_gflops(lambda: widened_product(x16, w, bias)) if has_native and is_widened() else None,
+            int8_gops=_gflops(lambda: torch.ops.aten._int_mm(x8, w8.T)),
+            copy_gb_per_s=_copy_gb_per_s(),
+            seconds=round(time.perf_counter() - began_s, 2),
+        )
+
+
+def _onednn(x: Any, w: Any, bias: Any) -> Any:
+    """The same product in oneDNN; torch.mm uses MKL in fp32."""
+    import torch
+
+    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+
+
+def _gflops(product: Callable[[], Any]) -> float | None:
+    try:
+        best_s = _best_s(product)
+    except (RuntimeError, NotImplementedError, AttributeError):  # missing in this torch or on this processor
+        return None
+    n, inputs, outputs = SHAPE
+    return round(2 * n * inputs * outputs / best_s / 1e9, 1)
+
+
+def _copy_gb_per_s() -> float:
+    import torch
+
+    source, target = torch.ones(_COPY_BYTES // 4), torch.zeros(_COPY_BYTES // 4)
+    return round(2 * _COPY_BYTES / _best_s(lambda: target.copy_(source)) / 1e9, 1)
+
+
+def _best_s(work: Callable[[], Any]) -> float:
+    """Return the shortest time of one call, after a warm-up call; a long warm-up is the only call, and counts."""
+    began_s, best_s = time.perf_counter(), float("inf")
+    for number in range(20):
+        start_s = time.perf_counter()
+        work()
+        end_s = time.perf_counter()
+        long = end_s - start_s > _MOST_S
+        if number or long:
+            best_s = min(best_s, end_s - start_s)
+        if (number and end_s - began_s > _MOST_S) or long:
+            break
+    return best_s
+
+
+def examine(*, kernels: bool, measure: bool) -> Findings:
+    """Return the findings; the native library is loaded before the OpenMP libraries are counted."""
+    native = examine_native()
+    if kernels:
+        return Findings(machine=None, software=None, native=native, rates=None)
+    software, rates = examine_software(), None
+    if measure and software.torch_error is None:
+        rates = measure_rates(has_native=native.isa is not None)
+    return Findings(machine=examine_machine(), software=software, native=native, rates=rates)
+
+
+_LITTLE_MEMORY_BYTES = 2 * 2**30
+_LITTLE_DISK_BYTES = 5 * 2**30
+"""A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
+_REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
+_PLAIN_TORCH = "plain torch runs instead, which is slower in all parts between the matrix products"
+
+
+def broken_parts(found: Findings) -> list[Problem]:
+    """Return the problems that break training; any of them makes the exit code 1."""
+    software = [] if found.software is None else [*_broken_software(found.software)]
+    torch_fails = found.software is not None and found.software.torch_error is not None
+    return software if torch_fails else [*software, *_broken_native(found.native)]
+
+
+def advice_for(found: Findings) -> list[Problem]:
+    """Return what costs speed or may end a run, although training works."""
+    machine, software = found.machine, found.software
+    of_machine = [] if machine is None else [*_about_machine(machine)]
+    of_threads = [] if machine is None or software is None else [*_about_threads(machine, software)]
+    return [*_about_native(found.native), *of_machine, *of_threads]
+
+
+def _broken_software(software: Software) -> Iterator[Problem]:
+    if software.torch_error is not None:
+        yield Problem(
+            what="torch cannot compute here",
+            got=software.torch_error,
+            why="every model runs on it",
+            fix=_REINSTALL_TORCH,
+        )
+    if software.transformers is None:
+        yield Problem(
+            what="transformers is missing",
+            why="models and tokenizers come from it",
+            fix="run: pip install transformers",
+        )
+
+
+def _broken_native(native: Native) -> Iterator[Problem]:
+    if native.error is not None and native.path is None:
+        yield Problem(
+            what="the native operators cannot be loaded",
+            got=native.error,
+            why="they are loaded after torch, because they share its threads",
+            fix=_REINSTALL_TORCH,
+        )
+    elif native.error is not None:
+        yield Problem(
+            what=f"the native operators in {native.path} cannot be used",
+            got=native.error,
+            why=_PLAIN_TORCH,
+            fix=_how_to_build(native),
+        )
+
+
+def _about_native(native: Native) -> Iterator[Problem]:
+    known = environment.VARIABLES["WHET_ISA"]
+    if native.path is None and native.error is None:
+        yield Problem(what="there are no native operators", why=_PLAIN_TORCH, fix=_how_to_build(native))
+    if native.asked_kernels == "reference":
+        yield Problem(
+            what="the native operators are turned off",
+            got="WHET_KERNELS=reference",
+            why=_PLAIN_TORCH,
+            fix="run: unset WHET_KERNELS",
+        )
+    if native.asked_isa not in (None, *known):
+        yield Problem(
+            what="WHET_ISA names no instruction set",
+            got=native.asked_isa,
+            why=f"it is one of {', '.join(known)}; any other value has no effect",
+            fix="run: unset WHET_ISA",
+        )
+    if native.isa not in (None, native.best_isa) and native.asked_isa in ("v3", "baseline"):
+        yield Problem(
+            what=f"the native operators use {native.isa}",
+            got=f"WHET_ISA={native.asked_isa}",
+            why=f"this processor has {native.best_isa}, with wider registers",
+            fix="run: unset WHET_ISA",
+        )
+
+
+def _how_to_build(native: Native) -> str:
+    """Return the command that builds the library, and what must be installed for it."""
+    if native.source_tree is None:
+        return (
+            "install a C++ compiler (apt install g++), then install from the source tree of whet: "
+            "pip install --force-reinstall --no-deps PATH_OF_THE_TREE"
+        )
+    missing = ["a C++ compiler (apt install g++)"] if native.compiler is None else []
+    missing += ["cmake (pip install cmake)"] if native.cmake is None else []
+    first = f"install {' and '.join(missing)}, then " if missing else ""
+    return f"{first}run: python -m whet.kernels.build"
+
+
+def _about_machine(machine: Machine) -> Iterator[Problem]:
+    free = machine.memory_available_bytes
+    if free is not None and free < _LITTLE_MEMORY_BYTES:
+        yield Problem(
+            what="little memory is free",
+            got=_size(free),
+            why="weights, gradients and moments of a BERT-base-size model take 1.6 GiB, and its batches take more",
+            fix="end other programs, raise the container's limit, or lower --per_device_train_batch_size",
+        )
+    if machine.disk_free_bytes < _LITTLE_DISK_BYTES:
+        yield Problem(
+            what="little space is free in the current folder",
+            got=f"{_size(machine.disk_free_bytes)} in {machine.folder}",
+            why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them by default",
+            fix="add --save_total_limit 2, or use another disk in --output_dir",
+        )
+    if machine.huge_pages == "never":
+        yield Problem(
+            what="transparent huge pages are switched off",
+            got="never",
+            why="no program can request them, so large tensors are in pages of 4 KiB",
+            fix="run as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    if machine.numa_nodes > 1:
+        yield Problem(
+            what="this process spans several NUMA nodes",
+            got=machine.numa_nodes,
+            why="access to another node's memory is slower than to the own node's; what is faster depends on the model",
+            fix="compare with one node: numactl --cpunodebind=0 --membind=0 whet qa ...",
+        )
+
+
+def _about_threads(machine: Machine, software: Software) -> Iterator[Problem]:
+    granted = "" if machine.quota_cores is None else f" (the cgroup grants {machine.quota_cores:g})"
+    cores = f"{_count(machine.usable_cores, 'core')}{granted}"
+    n_threads = machine.usable_cores if software.threads is None else software.threads
+    if n_threads > machine.usable_cores:
+        yield Problem(
+            what="torch starts more threads than it has cores",
+            got=f"{n_threads} threads, {cores}",
+            why="an operator waits for its last thread, and threads that share a core take turns",
+            fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}",
+        )
+    if n_threads < machine.usable_cores:
+        asked = [f"{name}={value}" for name, value in software.settings.items() if name.endswith("NUM_THREADS")]
+        yield Problem(
+            what="torch leaves cores idle",
+            got=f"{n_threads} of {cores} ({' and '.join(asked) or 'torch chose so'})",
+            why="a process trains on as many cores as it has threads",
+            fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}, unless the other cores are for other work",
+        )
+    policy = software.settings.get("OMP_WAIT_POLICY", "").lower()
+    has_quota = machine.quota_cores is not None and machine.quota_cores < machine.usable_cpus
+    busy = machine.load is not None and machine.load > machine.usable_cores + 0.5
+    if policy != "passive" and (software.threads or 1) > 1 and (has_quota or busy):
+        shared = f"a load of {machine.load:.1f}" if busy else f"a quota of {machine.quota_cores:g} cores"
+        yield Problem(
+            what="OpenMP's threads wait busily on a shared machine",
+            got=f"{shared}, OMP_WAIT_POLICY={policy or 'unset'}",
+            why="a waiting thread occupies its core for a while, and the thread that it waits for may not get one",
+            fix="run: export OMP_WAIT_POLICY=passive",
+        )
+    if len(software.openmp) > 1:
+        yield Problem(
+            what="several OpenMP libraries are loaded",
+            got=", ".join(software.openmp),
+            why="each has its own threads, and all of them wait on the same cores",
+            fix="check LD_PRELOAD; run: pip install --force-reinstall torch, then python -m whet.kernels.build",
+        )
+    if machine.nvidia_gpus and not software.gpus and software.torch_error is None:
+        yield Problem(
+            what="torch cannot use the GPU of this machine",
+            got=f"{', '.join(machine.nvidia_gpus)}; torch {software.torch}",
+            why="this build of torch is without CUDA, or the driver is older than it needs",
+            fix="run: pip install --force-reinstall torch (the build with CUDA); nvidia-smi shows the driver's version",
+        )
+
 
 _LABEL = 14
 _WIDEST = 110
 Row = tuple[str, str]
 
 
-def as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
+def _as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
     """Return all findings and the advice as one JSON object."""
     parts = {name: part for name, part in asdict(found).items() if part is not None}
     problems = [asdict(one) | {"broken": one in broken} for one in [*broken, *advice]]
@@ -32,25 +553,13 @@ def as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem
 
 def as_text(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
     """Return the findings as lines of label and value, and the advice below."""
-    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
-    lines = [line for row in _rows(found) for line in _wrapped(row, width)]
+    lines = [line for row in _rows(found) for line in _wrapped(row)]
     for kind, problems in (("broken", broken), ("advice", advice)):
         for problem in problems:
             lines += ["", f"{kind}: {problem}"]
     if not broken and not advice:
         lines += ["", "nothing to fix"]
     return "\n".join(lines)
-
-
-def model_as_json(found: ModelFindings) -> str:
-    """Return the findings about a model as one JSON object."""
-    return json.dumps(asdict(found), indent=2)
-
-
-def model_as_text(found: ModelFindings) -> str:
-    """Return the findings about a model as lines of label and value."""
-    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
-    return "\n".join(line for row in _model(found) for line in _wrapped(row, width))
 
 
 def _model(found: ModelFindings) -> Iterator[Row]:
@@ -134,7 +643,8 @@ def _rates(rates: Rates) -> Iterator[Row]:
     yield "memory copy", f"{rates.copy_gb_per_s:.1f} GB/s, read and written (measured in {rates.seconds:.1f} s)"
 
 
-def _wrapped(row: Row, width: int) -> list[str]:
+def _wrapped(row: Row) -> list[str]:
+    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     start = f"{row[0]:<{_LABEL}}"
     return textwrap.wrap(
         row[1], max(width, 40), initial_indent=start, subsequent_indent=" " * _LABEL, break_long_words=False,
@@ -154,288 +664,21 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-_GIB = 2**30
-_LITTLE_MEMORY_BYTES = 2 * _GIB
-_LITTLE_DISK_BYTES = 5 * _GIB
-"""A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
-_REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
-_KNOWN_ISAS = (None, *environment.VARIABLES["WHET_ISA"])
-
-
-def broken_parts(found: Findings) -> list[Problem]:
-    """Return the problems that break training; any of them makes the exit code 1."""
-    software = [rule(found.software) for rule in _SOFTWARE_BROKEN] if found.software else []
-    torch_fails = found.software is not None and found.software.torch_error is not None
-    native = [] if torch_fails else [native_works(found.native)]
-    return [problem for problem in [*software, *native] if problem is not None]
-
-
-def advice_for(found: Findings) -> list[Problem]:
-    """Return what costs speed or may end a run, although training works."""
-    problems = [rule(found.native) for rule in _NATIVE_RULES]
-    if found.machine is not None:
-        problems += [rule(found.machine) for rule in _MACHINE_RULES]
-    if found.machine is not None and found.software is not None:
-        problems += [rule(found.machine, found.software) for rule in _THREAD_RULES]
-    return [problem for problem in problems if problem is not None]
-
-
-def torch_works(software: Software) -> Problem | None:
-    """Training needs torch."""
-    if software.torch_error is None:
-        return None
-    return Problem(
-        what="torch cannot compute here",
-        got=software.torch_error,
-        why="every model runs on it",
-        fix=_REINSTALL_TORCH,
-    )
-
-
-def transformers_is_there(software: Software) -> Problem | None:
-    """Transformers provides the models."""
-    if software.transformers is not None:
-        return None
-    return Problem(
-        what="transformers is missing", why="models and tokenizers come from it", fix="run: pip install transformers"
-    )
-
-
-def native_works(native: Native) -> Problem | None:
-    """An existing library must be usable."""
-    if native.error is None:
-        return None
-    if native.path is None:
-        return Problem(
-            what="the native operators cannot be loaded",
-            got=native.error,
-            why="they are loaded after torch, because they share its threads",
-            fix=_REINSTALL_TORCH,
-        )
-    return Problem(
-        what=f"the native operators in {native.path} cannot be used",
-        got=native.error,
-        why="plain torch runs instead, which is slower in all parts between the matrix products",
-        fix=how_to_build(native),
-    )
-
-
-def native_is_there(native: Native) -> Problem | None:
-    """Plain torch is slower than the native operators."""
-    if native.path is not None or native.error is not None:
-        return None
-    return Problem(
-        what="there are no native operators",
-        why="plain torch runs instead, which is slower in all parts between the matrix products",
-        fix=how_to_build(native),
-    )
-
-
-def kernels_are_native(native: Native) -> Problem | None:
-    """The reference operators are for tests and comparisons."""
-    if native.asked_kernels != "reference":
-        return None
-    return Problem(
-        what="the native operators are turned off",
-        got="WHET_KERNELS=reference",
-        why="plain torch runs instead, which is slower in all parts between the matrix products",
-        fix="run: unset WHET_KERNELS",
-    )
-
-
-def isa_is_known(native: Native) -> Problem | None:
-    """An unknown value would be ignored silently."""
-    if native.asked_isa in _KNOWN_ISAS:
-        return None
-    return Problem(
-        what="WHET_ISA names no instruction set",
-        got=native.asked_isa,
-        why=f"it is one of {', '.join(environment.VARIABLES['WHET_ISA'])}; any other value has no effect",
-        fix="run: unset WHET_ISA",
-    )
-
-
-def isa_is_the_best(native: Native) -> Problem | None:
-    """A smaller instruction set is for tests and comparisons."""
-    if native.isa in (None, native.best_isa) or native.asked_isa not in ("v3", "baseline"):
-        return None
-    return Problem(
-        what=f"the native operators use {native.isa}",
-        got=f"WHET_ISA={native.asked_isa}",
-        why=f"this processor has {native.best_isa}, with wider registers",
-        fix="run: unset WHET_ISA",
-    )
-
-
-def how_to_build(native: Native) -> str:
-    """Return the command that builds the library, and what must be installed for it."""
-    if native.source_tree is None:
-        return (
-            "install a C++ compiler (apt install g++), then install from the source tree of whet: "
-            "pip install --force-reinstall --no-deps PATH_OF_THE_TREE"
-        )
-    missing = ["a C++ compiler (apt install g++)"] if native.compiler is None else []
-    missing += ["cmake (pip install cmake)"] if native.cmake is None else []
-    first = f"install {' and '.join(missing)}, then " if missing else ""
-    return f"{first}run: python -m whet.kernels.build"
-
-
-def memory_is_free(machine: Machine) -> Problem | None:
-    """The kernel kills a run without memory."""
-    free = machine.memory_available_bytes
-    if free is None or free >= _LITTLE_MEMORY_BYTES:
-        return None
-    return Problem(
-        what="little memory is free",
-        got=f"{free / _GIB:.1f} GiB",
-        why="weights, gradients and moments of a BERT-base-size model take 1.6 GiB, and its batches take more",
-        fix="end other programs, raise the container's limit, or lower --per_device_train_batch_size",
-    )
-
-
-def disk_is_free(machine: Machine) -> Problem | None:
-    """Checkpoints need disk space."""
-    if machine.disk_free_bytes >= _LITTLE_DISK_BYTES:
-        return None
-    return Problem(
-        what="little space is free in the current folder",
-        got=f"{machine.disk_free_bytes / _GIB:.1f} GiB in {machine.folder}",
-        why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them by default",
-        fix="add --save_total_limit 2, or use another disk in --output_dir",
-    )
-
-
-def huge_pages_are_allowed(machine: Machine) -> Problem | None:
-    """Large tensors in small pages need more address lookups."""
-    if machine.huge_pages != "never":
-        return None
-    return Problem(
-        what="transparent huge pages are switched off",
-        got="never",
-        why="no program can request them, so large tensors are in pages of 4 KiB",
-        fix="run as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-    )
-
-
-def one_numa_node(machine: Machine) -> Problem | None:
-    """Access to the memory of another node is slower."""
-    if machine.numa_nodes < 2:
-        return None
-    return Problem(
-        what="this process spans several NUMA nodes",
-        got=machine.numa_nodes,
-        why="access to another node's memory is slower than to the own node's; what is faster depends on the model",
-        fix="compare with one node: numactl --cpunodebind=0 --membind=0 whet qa ...",
-    )
-
-
-def not_too_many_threads(machine: Machine, software: Software) -> Problem | None:
-    """Threads that share a core slow each other down."""
-    if software.threads is None or software.threads <= machine.usable_cores:
-        return None
-    return Problem(
-        what="torch starts more threads than it has cores",
-        got=f"{software.threads} threads, {_cores(machine)}",
-        why="an operator waits for its last thread, and threads that share a core take turns",
-        fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}",
-    )
-
-
-def not_too_few_threads(machine: Machine, software: Software) -> Problem | None:
-    """Idle cores do not train."""
-    if software.threads is None or software.threads >= machine.usable_cores:
-        return None
-    asked = {name: value for name, value in software.settings.items() if name.endswith("NUM_THREADS")}
-    why = " and ".join(f"{name}={value}" for name, value in asked.items()) or "torch chose so"
-    return Problem(
-        what="torch leaves cores idle",
-        got=f"{software.threads} of {_cores(machine)} ({why})",
-        why="a process trains on as many cores as it has threads",
-        fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}, unless the other cores are for other work",
-    )
-
-
-def waiting_is_passive(machine: Machine, software: Software) -> Problem | None:
-    """OpenMP's threads wait by spinning, which takes time from working threads on a shared machine."""
-    policy = software.settings.get("OMP_WAIT_POLICY", "").lower()
-    quota = machine.quota_cores is not None and machine.quota_cores < machine.usable_cpus
-    busy = machine.load is not None and machine.load > machine.usable_cores + 0.5
-    if policy == "passive" or (software.threads or 1) < 2 or not (quota or busy):
-        return None
-    shared = f"a load of {machine.load:.1f}" if busy else f"a quota of {machine.quota_cores:g} cores"
-    return Problem(
-        what="OpenMP's threads wait busily on a shared machine",
-        got=f"{shared}, OMP_WAIT_POLICY={policy or 'unset'}",
-        why="a waiting thread occupies its core for a while, and the thread that it waits for may not get one",
-        fix="run: export OMP_WAIT_POLICY=passive",
-    )
-
-
-def one_openmp(machine: Machine, software: Software) -> Problem | None:
-    """Two pools of threads share the same cores."""
-    if len(software.openmp) < 2:
-        return None
-    return Problem(
-        what="several OpenMP libraries are loaded",
-        got=", ".join(software.openmp),
-        why="each has its own threads, and all of them wait on the same cores",
-        fix="check LD_PRELOAD; run: pip install --force-reinstall torch, then python -m whet.kernels.build",
-    )
-
-
-def gpus_are_used(machine: Machine, software: Software) -> Problem | None:
-    """A torch build for CPUs cannot use the GPU."""
-    if not machine.nvidia_gpus or software.gpus or software.torch_error is not None:
-        return None
-    return Problem(
-        what="torch cannot use the GPU of this machine",
-        got=f"{', '.join(machine.nvidia_gpus)}; torch {software.torch}",
-        why="this build of torch is without CUDA, or the driver is older than it needs",
-        fix="run: pip install --force-reinstall torch (the build with CUDA); nvidia-smi shows the driver's version",
-    )
-
-
-def _cores(machine: Machine) -> str:
-    cores = f"{machine.usable_cores} core" + ("s" if machine.usable_cores != 1 else "")
-    return cores if machine.quota_cores is None else f"{cores} (the cgroup grants {machine.quota_cores:g})"
-
-
-_SOFTWARE_BROKEN: tuple[Callable[[Software], Problem | None], ...] = (torch_works, transformers_is_there)
-_NATIVE_RULES: tuple[Callable[[Native], Problem | None], ...] = (
-    native_is_there,
-    kernels_are_native,
-    isa_is_known,
-    isa_is_the_best,
-)
-_MACHINE_RULES: tuple[Callable[[Machine], Problem | None], ...] = (
-    memory_is_free,
-    disk_is_free,
-    huge_pages_are_allowed,
-    one_numa_node,
-)
-_THREAD_RULES: tuple[Callable[[Machine, Software], Problem | None], ...] = (
-    not_too_many_threads,
-    not_too_few_threads,
-    waiting_is_passive,
-    one_openmp,
-    gpus_are_used,
-)
-
-
-def run_doctor(asked: DoctorArguments) -> int:
+def run_doctor(model: str, *, kernels: bool, measure: bool, as_json: bool) -> int:
     """Print what this machine can do; return 0, or 1 if torch, transformers or the native library is broken."""
-    if asked.model:
-        sys.stdout.write(f"{_about_model(asked)}\n")
+    if model:
+        print(_about_model(model, as_json=as_json))
         return EXIT_OK
-    found = examine(asked)
-    broken, more = broken_parts(found), advice_for(found)
-    text = as_json(found, broken, more) if asked.json else as_text(found, broken, more)
-    sys.stdout.write(f"{text}\n")
+    found = examine(kernels=kernels, measure=measure)
+    broken, advice = broken_parts(found), advice_for(found)
+    print((_as_json if as_json else as_text)(found, broken, advice))
     return EXIT_OTHER if broken else EXIT_OK
 
 
-def _about_model(asked: DoctorArguments) -> str:
+def _about_model(model: str, *, as_json: bool) -> str:
     from whet.own_loop import examine as own_loop
 
-    found = own_loop.examine(asked.model)
-    return model_as_json(found) if asked.json else model_as_text(found)
+    found = own_loop.examine(model)
+    if as_json:
+        return json.dumps(asdict(found), indent=2)
+    return "\n".join(line for row in _model(found) for line in _wrapped(row))

@@ -12,7 +12,7 @@ import transformers
 from transformers.training_args import OptimizerNames
 
 from whet.config import ranks
-from whet.config.aliases import NOT_HONOURED_OLD, OFF, WITHDRAWN
+from whet.config.aliases import NOT_HONOURED_OLD, WITHDRAWN, Refused
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
 from whet.config.optimizer_names import DEFAULT, names, plugged_in
 from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs
@@ -226,13 +226,13 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             if value != defaults.get(name):
                 problems.append(_of_commands(name, value))
         elif name in _GONE:
-            if not any(value == off and type(value) is type(off) for off in OFF.get(name, (False, None))):
+            if not any(value == off and type(value) is type(off) for off in _GONE[name].off or (False, None)):
                 problems.append(
                     Problem(
                         what=f"whet.Trainer has no setting {name} any more",
                         got=f"{name}={value!r}",
                         why="a setting without effect would be misleading",
-                        fix=_GONE[name],
+                        fix=_GONE[name].instead,
                     )
                 )
         else:
@@ -294,7 +294,7 @@ def _accelerator_config(name: str) -> Any:
     return lambda value, _: {} if value is None else {"accelerator_config": {name: value}}
 
 
-_GONE: Mapping[str, str] = {**NOT_HONOURED_OLD, **WITHDRAWN}
+_GONE: Mapping[str, Refused] = {**NOT_HONOURED_OLD, **WITHDRAWN}
 """Names of earlier releases, of transformers or of whet, that nothing stands for today -> what to do instead."""
 _NEWER: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",

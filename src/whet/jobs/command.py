@@ -36,6 +36,11 @@ def training_command(
 
         return partial(run_job, task, job, args)
 
+    def missing_places(job: JobFields, args: TrainingArguments) -> list[Problem]:
+        from whet.jobs.places import check_places
+
+        return check_places(job, args)
+
     return Command(
         name=f"whet {task.name}",
         summary=summary,
@@ -46,14 +51,7 @@ def training_command(
         lone="config",
         takes_config=True,
         check=task.check,
-        places=_missing_places,
+        places=missing_places,
         run=run,
         **more,
     )
-
-
-def _missing_places(job: JobFields, args: TrainingArguments) -> list[Problem]:
-    """Return what is missing of model, files and folders; only then are the modules imported that look."""
-    from whet.jobs.places import check_places
-
-    return check_places(job, args)

@@ -1,22 +1,22 @@
 """The fields that the commands of all tasks share: which model, which data, what is done with bad examples."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from whet.config.aliases import refused
+from whet.config.settings import printable
 
 Pooling = Literal["mean", "max"]
 """How the logits of several windows become one."""
 
 
-REFUSED = {
-    "use_fast_tokenizer": "whet reads only tokenizers of the `tokenizers` library, which are the fast ones",
-    "use_auth_token": "set HF_TOKEN, or use --token",
+NOT_HONOURED = {
+    "use_fast_tokenizer": refused(
+        "whet reads only tokenizers of the `tokenizers` library, which are the fast ones", True
+    ),
+    "use_auth_token": refused("set HF_TOKEN, or use --token", False, None),
 }
-"""Flags of transformers' scripts that whet does not honour -> what to do instead."""
-OFF: dict[str, tuple[object, ...]] = {
-    "use_fast_tokenizer": (True,),
-    "use_auth_token": (False, None),
-}
-"""Their values without effect, which are accepted."""
+"""Flags of transformers' scripts that whet does not honour."""
 OF_TRAINING = (
     "resize_token_embeddings",
     "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
@@ -27,7 +27,7 @@ OF_TRAINING = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFields:
-    """What every task's run is asked for, unchecked."""
+    """What every task's run is asked for; a task adds its own fields and rules."""
 
     model_name_or_path: str = field(default="", metadata={"required": True})
     """Pretrained model: a folder, or a name on the hub. Weights are read from safetensors files only."""
@@ -125,3 +125,7 @@ class JobFields:
     """Tokenize again even if the tokens of this data are cached."""
     preprocessing_num_workers: int | None = None
     """Threads that tokenize. null: one for each core that this process may use."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, ready for JSON, the token masked."""
+        return printable(self)

@@ -15,6 +15,7 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.models import adapters
+from whet.models.loading.load import ModelSource
 from whet.store import find
 from whet.watch import printing, run_log, stop
 
@@ -131,3 +132,15 @@ def trackers_closed(engine: Engine) -> Iterator[None]:
         raise
     finally:
         engine.close()
+
+
+def source_of(job: JobFields) -> ModelSource:
+    """Return where the run's model comes from."""
+    return ModelSource(
+        model=job.model_name_or_path,
+        config=job.config_name,
+        tokenizer=job.tokenizer_name,
+        cache_dir=job.cache_dir,
+        revision=job.model_revision,
+        token=job.token,
+    )

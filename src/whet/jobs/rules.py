@@ -1,254 +1,13 @@
 """The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher."""
 
-import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.ranges import Rule, above, at_least, only_with
+from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.errors import MASK, Problem
 from whet.jobs.fields import JobFields
-
-
-def top_k_is_1_or_2(job: JobFields) -> Problem | None:
-    """With more, a sparse layer costs as much as a wider dense one."""
-    if job.moe_top_k in (1, 2):
-        return None
-    return Problem(
-        what="moe_top_k is neither 1 nor 2",
-        got=job.moe_top_k,
-        why="whet routes a token to its best expert, or to its two best",
-        fix="use --moe_top_k 1, or --moe_top_k 2",
-    )
-
-
-def factors_are_numbers(job: JobFields) -> Problem | None:
-    """A negative weight would make the balance worse, and no expert can take less than nothing."""
-    weights = {name: getattr(job, name) for name in ("moe_aux_loss_coef", "moe_z_loss_coef")}
-    wrong = {name: value for name, value in weights.items() if not (math.isfinite(value) and value >= 0)}
-    factor = job.moe_capacity_factor
-    if factor is not None and not (math.isfinite(factor) and factor > 0):
-        wrong["moe_capacity_factor"] = factor
-    if not wrong:
-        return None
-    return Problem(
-        what=f"{' and '.join(wrong)} cannot be used",
-        got=wrong,
-        why="weights of losses are numbers from 0 up, a capacity is larger than 0",
-        fix="use --moe_aux_loss_coef 0.01 --moe_z_loss_coef 0.001 --moe_capacity_factor 1.25, or leave them out",
-    )
-
-
-def experts_are_trained(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """New experts are all alike."""
-    if job.moe_experts is None or args.do_train:
-        return None
-    return Problem(
-        what="moe_experts has nothing to train",
-        got=f"moe_experts={job.moe_experts} without do_train",
-        why="new experts are copies of one part, and change nothing before they are trained",
-        fix="add --do_train; a folder with experts is evaluated without --moe_experts",
-    )
-
-
-def experts_keep_their_blocks(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """New weights for the last blocks would not reach their experts."""
-    if job.moe_experts is None or not args.reinit_layers or recipes.sets(args, "reinit_layers"):
-        return None
-    return Problem(
-        what="reinit_layers does not go with moe_experts",
-        got=f"reinit_layers={args.reinit_layers}, moe_experts={job.moe_experts}",
-        why="experts begin as copies of pretrained weights, and reinit_layers drops these",
-        fix="leave --reinit_layers or --moe_experts out",
-    )
-
-
-def experts_are_not_compiled(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """The number of tokens of an expert is known only when it runs."""
-    if job.moe_experts is None or not args.torch_compile:
-        return None
-    return Problem(
-        what="torch_compile does not go with moe_experts",
-        got=f"torch_compile={args.torch_compile}, moe_experts={job.moe_experts}",
-        why="a graph would be compiled again for each number of tokens that an expert gets",
-        fix="leave --torch_compile out: the products of experts are native without it",
-    )
-
-
-def experts_see_all_tokens(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """Reported before anything is tokenised; a folder that has experts is found when it is loaded."""
-    if job.moe_experts is None or not args.cache_frozen_trunk:
-        return None
-    return Problem(
-        what="cache_frozen_trunk does not go with moe_experts",
-        got=f"cache_frozen_trunk=True, moe_experts={job.moe_experts}",
-        why="the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
-        fix="leave --cache_frozen_trunk or --moe_experts out",
-    )
-
-
-EXPERT_RULES: tuple[Rule, ...] = (
-    at_least("moe_experts", 2, "a token is routed to its best experts of several"),
-    at_least("moe_every", 1, "blocks are counted from 1"),
-    top_k_is_1_or_2,
-    factors_are_numbers,
-    only_with(
-        "experts_are_asked_for",
-        "moe_experts",
-        ("moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef"),
-        why="they say how experts are used, and none are asked for",
-        fix="add --moe_experts 8, or leave them out",
-    ),
-)
-EXPERT_RUN_RULES: tuple[Rule, ...] = (
-    experts_are_trained,
-    experts_keep_their_blocks,
-    experts_are_not_compiled,
-    experts_see_all_tokens,
-)
-
-
-def one_number_of_bits(job: JobFields) -> Problem | None:
-    """A weight has one form."""
-    if not (job.load_in_8bit and job.load_in_4bit):
-        return None
-    return Problem(
-        what="load_in_8bit and load_in_4bit are both asked for",
-        got="load_in_8bit=True, load_in_4bit=True",
-        why="a frozen weight is kept in one form",
-        fix="keep --load_in_8bit, which is more exact, or --load_in_4bit, which takes less memory",
-    )
-
-
-def rounded_weights_stay_as_they_are(job: JobFields) -> Problem | None:
-    """DoRA reads the lengths of exact columns, and experts are weights of their own kind."""
-    odd = {"use_dora": job.use_dora or None, "moe_experts": job.moe_experts}
-    given = {name: value for name, value in odd.items() if value is not None}
-    if (asked := _asked(job)) is None or not given:
-        return None
-    return Problem(
-        what=f"{asked} does not go with {' and '.join(given)}",
-        got=given,
-        why="DoRA measures the columns of the exact weights in each step, and new experts are trained completely",
-        fix=f"leave --{asked} out, or {' and '.join(f'--{name}' for name in given)}",
-    )
-
-
-def rounded_weights_have_plain_products(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """Rounded weights are read by whet's own products, and every rank holds them completely."""
-    odd = {
-        "zero_stage": args.zero_stage or None,
-        "fsdp": args.fsdp,
-        "deepspeed": args.deepspeed,
-        "torch_compile": args.torch_compile or None,
-        "precision": args.precision if args.precision == "int8" else None,
-        "activation_offload": args.activation_offload or None,
-    }
-    given = {name: value for name, value in odd.items() if value}
-    if (asked := _asked(job)) is None or not given:
-        return None
-    return Problem(
-        what=f"{asked} does not go with {' and '.join(given)}",
-        got=given,
-        why="the frozen weights are read by whet's own products, in fp32 or bf16, and each rank holds all of them",
-        fix=f"leave {' and '.join(f'--{name}' for name in given)} out, or --{asked}",
-    )
-
-
-def _asked(job: JobFields) -> str | None:
-    """Return the setting that asks for rounded weights."""
-    return next((name for name in ("load_in_8bit", "load_in_4bit") if getattr(job, name)), None)
-
-
-LORA_RULES: tuple[Rule, ...] = (
-    one_number_of_bits,
-    only_with(
-        "rounded_weights_are_frozen",
-        "lora_r",
-        ("load_in_8bit", "load_in_4bit"),
-        why="weights of 8 or 4 bits cannot be trained: a step is smaller than the distance between two codes",
-        fix="add --lora_r 16, which trains pairs next to the frozen weights, or leave it out",
-    ),
-    rounded_weights_stay_as_they_are,
-)
-LORA_RUN_RULES: tuple[Rule, ...] = (rounded_weights_have_plain_products,)
-
-
-def alpha_is_a_share(job: JobFields) -> Problem | None:
-    """With none of it the teacher would compute in vain."""
-    if 0 < job.distillation_alpha <= 1:
-        return None
-    return Problem(
-        what="distillation_alpha is not a share of the loss",
-        got=job.distillation_alpha,
-        why="it is the teacher's share, from above 0 to 1; the labels have the rest",
-        fix="use a --distillation_alpha such as 0.5",
-    )
-
-
-def teacher_teaches(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """A teacher takes part in the loss of a training."""
-    odd = [] if args.do_train else ["no do_train"]
-    odd += [f"moe_experts={job.moe_experts}"] if job.moe_experts is not None else []
-    odd += [f"label_smoothing_factor={args.label_smoothing_factor}"] if args.label_smoothing_factor else []
-    if job.teacher_model is None or not odd:
-        return None
-    return Problem(
-        what="teacher_model does not go with these settings",
-        got=", ".join(odd),
-        why="it takes part in the loss of a training, next to the loss of the labels as they are",
-        fix="use --do_train, without --label_smoothing_factor and --moe_experts",
-    )
-
-
-TEACHER_RULES: tuple[Rule, ...] = (
-    above("distillation_temperature", 0, "the logits are divided by it"),
-    alpha_is_a_share,
-    only_with(
-        "teacher_is_there",
-        "teacher_model",
-        ("distillation_temperature", "distillation_alpha"),
-        why="they say how a teacher takes part in the loss",
-        fix="add --teacher_model FOLDER, or leave them out",
-    ),
-)
-TEACHER_RUN_RULES: tuple[Rule, ...] = (teacher_teaches,)
-
-
-def names_a_model(job: JobFields) -> Problem | None:
-    """Everything begins with pretrained weights."""
-    if job.model_name_or_path.strip():
-        return None
-    return Problem(
-        what="no model is named",
-        got="no model_name_or_path",
-        why="fine-tuning starts from pretrained weights",
-        fix="name a folder or a model of the hub: --model_name_or_path distilbert-base-uncased",
-    )
-
-
-def runs_no_foreign_code(job: JobFields) -> Problem | None:
-    """Promise 5 of the design: no code from data."""
-    if not job.trust_remote_code:
-        return None
-    return Problem(
-        what="trust_remote_code is true",
-        got=True,
-        why="whet never runs code that comes with a model or a dataset: it could do anything this user may do",
-        fix="leave --trust_remote_code out, and use a model that transformers itself implements",
-    )
-
-
-def token_is_real(job: JobFields) -> Problem | None:
-    """What --print_config wrote in place of a token is not a token."""
-    if job.token != MASK:
-        return None
-    return Problem(
-        what="the token is masked",
-        got=MASK,
-        why="--print_config prints this in place of a token, so that none ends up in a file",
-        fix="take token out of the config file and set HF_TOKEN, or give --token",
-    )
 
 
 def has_data(job: JobFields) -> Problem | None:
@@ -289,20 +48,9 @@ def config_of_a_dataset(job: JobFields) -> Problem | None:
     )
 
 
-def does_something(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """As run_job.py, nothing happens by default."""
-    if args.do_train or args.do_eval or args.do_predict:
-        return None
-    return Problem(
-        what="there is nothing to do",
-        got="no do_train, do_eval or do_predict",
-        why="a run trains, evaluates or predicts only when asked to",
-        fix="add --do_train, --do_eval or --do_predict",
-    )
-
-
 def work_has_its_file(work: str, flag: str) -> Rule:
     """Return the rule that work which is asked for has its file, where the data comes from files."""
+    askers = "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
 
     def rule(job: JobFields, args: TrainingArguments) -> Problem | None:
         if not getattr(args, work) or job.dataset_name or not _files(job) or getattr(job, flag):
@@ -311,7 +59,7 @@ def work_has_its_file(work: str, flag: str) -> Rule:
             what=f"{work} has no data",
             got=_files(job),
             why=f"with data from files, {work} reads {flag}, which is not given",
-            fix=f"add --{flag}, or leave out what asks for it ({_askers(work)})",
+            fix=f"add --{flag}, or leave out what asks for it ({askers})",
         )
 
     rule.__name__ = f"{work}_has_{flag}"
@@ -332,18 +80,6 @@ def metrics_are_the_tasks(job: JobFields, args: TrainingArguments) -> Problem | 
     )
 
 
-def profile_has_steps(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """A run without training has none."""
-    if not args.profile or args.do_train:
-        return None
-    return Problem(
-        what="profile has nothing to look at",
-        got="profile without do_train",
-        why="it shows where the time of training steps goes",
-        fix="add --do_train, or leave --profile out",
-    )
-
-
 def seeds_are_compared(job: JobFields, args: TrainingArguments) -> Problem | None:
     """The best of several models is the one with the best evaluation."""
     if job.seeds <= 1 or (args.do_train and args.do_eval):
@@ -358,93 +94,83 @@ def seeds_are_compared(job: JobFields, args: TrainingArguments) -> Problem | Non
     )
 
 
-def seeds_resume_together(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """A checkpoint belongs to one seed."""
-    if job.seeds <= 1 or args.resume_from_checkpoint in (None, "auto"):
-        return None
-    return Problem(
-        what="resume_from_checkpoint names one checkpoint, and seeds trains several models",
-        got=f"seeds={job.seeds}, resume_from_checkpoint={args.resume_from_checkpoint}",
-        why="seeds that have finished are kept, and the others resume from their own newest checkpoints",
-        fix="use --resume_from_checkpoint auto",
-    )
-
-
-def spans_are_of_answers(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """For tasks without answers: reported before the data is read."""
-    if args.span_loss == "independent":
-        return None
-    return Problem(
-        what=f"span_loss {args.span_loss} is for question answering",
-        got=args.span_loss,
-        why="it is a loss of the start and the end of an answer, and this command trains another head",
-        fix="leave --span_loss out",
-    )
-
-
 def _files(job: JobFields) -> dict[str, str]:
     named = {"train_file": job.train_file, "validation_file": job.validation_file, "test_file": job.test_file}
     return {name: path for name, path in named.items() if path}
 
 
-def _askers(work: str) -> str:
-    return "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
+def best_metric_among(known: Callable[[Any], Sequence[str]]) -> Rule:
+    """Return the rule that the best model is chosen by a metric of the run's evaluations, which `known` returns."""
+
+    def rule(job: JobFields, args: TrainingArguments) -> Problem | None:
+        names = known(job)
+        if args.metric_for_best_model is None or args.metric_for_best_model.removeprefix("eval_") in names:
+            return None
+        return Problem(
+            what="metric_for_best_model names no metric",
+            got=args.metric_for_best_model,
+            why=f"an evaluation computes {', '.join(names)}",
+            fix=f"use one of these in --metric_for_best_model, such as {names[0]}",
+        )
+
+    rule.__name__ = "best_metric_is_known"
+    return rule
 
 
-def windows_move_on(spans: Any) -> Problem | None:
-    """Windows that overlap fully would never reach the end of the context."""
-    if None in (spans.doc_stride, spans.max_seq_length) or spans.doc_stride < spans.max_seq_length:
-        return None
-    return Problem(
-        what="doc_stride is not below max_seq_length",
-        got=f"doc_stride={spans.doc_stride}, max_seq_length={spans.max_seq_length}",
-        why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
-        fix=f"use a --doc_stride below {spans.max_seq_length}, or a larger --max_seq_length",
+def _trains(rule_name: str, asked: str, *, why: str, fix: str) -> Rule:
+    """Return the rule that a setting which takes part in a training is not given to a run without one."""
+    return broken_if(
+        rule_name,
+        (asked, "do_train"),
+        lambda job, args: is_set(asked, job) and not args.do_train,
+        what=f"{asked} has nothing to train",
+        why=why,
+        fix=fix,
     )
 
 
-def lora_trains(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """An adapter that has not been trained changes nothing."""
-    if job.lora_r is None or args.do_train:
-        return None
-    return Problem(
-        what="lora_r has nothing to train",
-        got=f"lora_r={job.lora_r} without do_train",
-        why="a new adapter changes nothing before it is trained",
-        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED; or "
-        "write its predictions: whet predict FOLDER --file FILE",
-    )
-
-
-def new_rows_are_trained(job: JobFields, args: TrainingArguments) -> Problem | None:
-    """Rows of new tokens mean nothing before they are trained."""
-    if not job.resize_token_embeddings or args.do_train:
-        return None
-    return Problem(
-        what="resize_token_embeddings has nothing to train",
-        got="resize_token_embeddings=True without do_train",
-        why="rows for new tokens begin without a meaning, and only a training gives them one",
-        fix="add --do_train, or leave --resize_token_embeddings out",
-    )
-
-
-def lora_dropout_is_a_probability(job: JobFields) -> Problem | None:
-    """It is that of a value to be dropped."""
-    if 0 <= job.lora_dropout < 1:
-        return None
-    return Problem(
-        what="lora_dropout is not a probability",
-        got=job.lora_dropout,
-        why="each value is dropped with it, and some have to stay",
-        fix="use a --lora_dropout from 0 up to 1, such as 0.05",
-    )
-
-
+windows_move_on = broken_if(
+    "windows_move_on",
+    ("doc_stride", "max_seq_length"),
+    lambda spans: None not in (spans.doc_stride, spans.max_seq_length) and spans.doc_stride >= spans.max_seq_length,
+    what="doc_stride is not below max_seq_length",
+    why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
+    fix="use a smaller --doc_stride, or a larger --max_seq_length",
+)
+spans_are_of_answers = broken_if(
+    "spans_are_of_answers",
+    ("span_loss",),
+    lambda _, args: args.span_loss != "independent",
+    what="span_loss is for question answering",
+    why="it is a loss of the start and the end of an answer, and this command trains another head",
+    fix="leave --span_loss out",
+)
+_BITS = ("load_in_8bit", "load_in_4bit")
 JOB_RULES: tuple[Rule, ...] = (
     at_least("seeds", 1, "a run trains one model at least"),
-    names_a_model,
-    runs_no_foreign_code,
-    token_is_real,
+    is_given(
+        "names_a_model",
+        "model_name_or_path",
+        what="no model is named",
+        why="fine-tuning starts from pretrained weights",
+        fix="name a folder or a model of the hub: --model_name_or_path distilbert-base-uncased",
+    ),
+    broken_if(
+        "runs_no_foreign_code",
+        ("trust_remote_code",),
+        lambda job: job.trust_remote_code,
+        what="trust_remote_code is true",
+        why="whet never runs code that comes with a model or a dataset: it could do anything this user may do",
+        fix="leave --trust_remote_code out, and use a model that transformers itself implements",
+    ),
+    broken_if(
+        "token_is_real",
+        ("token",),
+        lambda job: job.token == MASK,
+        what="the token is masked",
+        why="--print_config prints this in place of a token, so that none ends up in a file",
+        fix="take token out of the config file and set HF_TOKEN, or give --token",
+    ),
     has_data,
     data_from_one_place,
     config_of_a_dataset,
@@ -455,9 +181,14 @@ JOB_RULES: tuple[Rule, ...] = (
         why="they name the splits of a dataset of the hub, and files have none",
         fix="add --dataset_name, or leave them out",
     ),
+    at_least("max_train_samples", 1, "training on no row is no training"),
+    at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
+    at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
+    at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
+    # an adapter
     at_least("lora_r", 1, "a pair of matrices of rank 0 is nothing"),
     at_least("lora_alpha", 1, "the pairs' results are multiplied by it"),
-    lora_dropout_is_a_probability,
+    within("lora_dropout", "[0, 1)", "each value is dropped with this probability, and some have to stay", 0.05),
     only_with(
         "lora_is_on",
         "lora_r",
@@ -465,26 +196,147 @@ JOB_RULES: tuple[Rule, ...] = (
         why="they say how an adapter learns, and no adapter is asked for",
         fix="add --lora_r 16, or leave them out",
     ),
-    *LORA_RULES,
-    *EXPERT_RULES,
-    *TEACHER_RULES,
-    at_least("max_train_samples", 1, "training on no row is no training"),
-    at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
-    at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
-    at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
+    excludes(
+        "one_number_of_bits",
+        "load_in_8bit",
+        ("load_in_4bit",),
+        why="a frozen weight is kept in one form",
+        fix="keep --load_in_8bit, which is more exact, or --load_in_4bit, which takes less memory",
+    ),
+    only_with(
+        "rounded_weights_are_frozen",
+        "lora_r",
+        _BITS,
+        why="weights of 8 or 4 bits cannot be trained: a step is smaller than the distance between two codes",
+        fix="add --lora_r 16, which trains pairs next to the frozen weights, or leave it out",
+    ),
+    excludes(
+        "rounded_weights_stay_as_they_are",
+        _BITS,
+        ("use_dora", "moe_experts"),
+        why="DoRA measures the columns of the exact weights in each step, and new experts are trained completely",
+    ),
+    # experts
+    at_least("moe_experts", 2, "a token is routed to its best experts of several"),
+    at_least("moe_every", 1, "blocks are counted from 1"),
+    broken_if(
+        "top_k_is_1_or_2",
+        ("moe_top_k",),
+        lambda job: job.moe_top_k not in (1, 2),
+        what="moe_top_k is neither 1 nor 2",
+        why="whet routes a token to its best expert, or to its two best",
+        fix="use --moe_top_k 1, or --moe_top_k 2",
+    ),
+    above("moe_capacity_factor", 0, "an expert takes some tokens"),
+    at_least("moe_aux_loss_coef", 0, "a negative weight would make the balance of the experts worse"),
+    at_least("moe_z_loss_coef", 0, "a negative weight would make the logits of the routers larger"),
+    only_with(
+        "experts_are_asked_for",
+        "moe_experts",
+        ("moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef"),
+        why="they say how experts are used, and none are asked for",
+        fix="add --moe_experts 8, or leave them out",
+    ),
+    # a teacher
+    above("distillation_temperature", 0, "the logits are divided by it"),
+    within("distillation_alpha", "(0, 1]", "it is the teacher's share of the loss; the labels have the rest", 0.5),
+    only_with(
+        "teacher_is_there",
+        "teacher_model",
+        ("distillation_temperature", "distillation_alpha"),
+        why="they say how a teacher takes part in the loss",
+        fix="add --teacher_model FOLDER, or leave them out",
+    ),
 )
 JOB_RUN_RULES: tuple[Rule, ...] = (
-    does_something,
-    new_rows_are_trained,
-    lora_trains,
-    *LORA_RUN_RULES,
-    *EXPERT_RUN_RULES,
-    *TEACHER_RUN_RULES,
+    broken_if(
+        "does_something",
+        ("do_train", "do_eval", "do_predict"),
+        lambda _, args: not (args.do_train or args.do_eval or args.do_predict),
+        what="there is nothing to do",
+        why="a run trains, evaluates or predicts only when asked to",
+        fix="add --do_train, --do_eval or --do_predict",
+    ),
     metrics_are_the_tasks,
     seeds_are_compared,
-    seeds_resume_together,
-    profile_has_steps,
+    broken_if(
+        "seeds_resume_together",
+        ("seeds", "resume_from_checkpoint"),
+        lambda job, args: job.seeds > 1 and args.resume_from_checkpoint not in (None, "auto"),
+        what="resume_from_checkpoint names one checkpoint, and seeds trains several models",
+        why="seeds that have finished are kept, and the others resume from their own newest checkpoints",
+        fix="use --resume_from_checkpoint auto",
+    ),
+    broken_if(
+        "profile_has_steps",
+        ("profile", "do_train"),
+        lambda _, args: args.profile and not args.do_train,
+        what="profile has nothing to look at",
+        why="it shows where the time of training steps goes",
+        fix="add --do_train, or leave --profile out",
+    ),
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),
     work_has_its_file("do_predict", "test_file"),
+    _trains(
+        "new_rows_are_trained",
+        "resize_token_embeddings",
+        why="rows for new tokens begin without a meaning, and only a training gives them one",
+        fix="add --do_train, or leave --resize_token_embeddings out",
+    ),
+    # an adapter
+    _trains(
+        "lora_trains",
+        "lora_r",
+        why="a new adapter changes nothing before it is trained",
+        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED; or "
+        "write its predictions: whet predict FOLDER --file FILE",
+    ),
+    excludes(
+        "rounded_weights_have_plain_products",
+        _BITS,
+        ("zero_stage", "fsdp", "deepspeed", "torch_compile", "precision=int8", "activation_offload"),
+        why="the frozen weights are read by whet's own products, in fp32 or bf16, and each rank holds all of them",
+    ),
+    # experts
+    _trains(
+        "experts_are_trained",
+        "moe_experts",
+        why="new experts are copies of one part, and change nothing before they are trained",
+        fix="add --do_train; a folder with experts is evaluated without --moe_experts",
+    ),
+    broken_if(
+        "experts_keep_their_blocks",
+        ("reinit_layers", "moe_experts"),
+        lambda job, args: job.moe_experts and args.reinit_layers and not recipes.sets(args, "reinit_layers"),
+        what="reinit_layers does not go with moe_experts",
+        why="experts begin as copies of pretrained weights, and reinit_layers drops these",
+        fix="leave --reinit_layers or --moe_experts out",
+    ),
+    excludes(
+        "experts_are_not_compiled",
+        "moe_experts",
+        ("torch_compile",),
+        why="a graph would be compiled again for each number of tokens that an expert gets",
+        fix="leave --torch_compile out: the products of experts are native without it",
+    ),
+    excludes(
+        "experts_see_all_tokens",
+        "moe_experts",
+        ("cache_frozen_trunk",),
+        why="the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
+    ),
+    # a teacher
+    _trains(
+        "teacher_teaches",
+        "teacher_model",
+        why="it takes part in the loss of a training",
+        fix="add --do_train, or leave --teacher_model out",
+    ),
+    excludes(
+        "teacher_has_the_loss_of_labels",
+        "teacher_model",
+        ("moe_experts", "label_smoothing_factor"),
+        why="it takes part in the loss of a training, next to the loss of the labels as they are",
+    ),
 )

@@ -1,24 +1,35 @@
-"""The command of a task: problems are reported before torch is loaded, then come the work and the summary."""
+"""The command of a task: problems are reported before torch is loaded, then come the work and the summary.
+
+With several seeds, each trains a model, the best one is kept, and the results have the spread of all.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import logging
+import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from whet import log
 from whet.config.arguments import TrainingArguments
-from whet.config.ranks import require_output_for_restarts, restarted
+from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
+from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
 from whet.config.settings import refuse
-from whet.errors import WhetError
+from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
+from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Shown, Task
-from whet.watch import lock, printing, run_log, stop, table
+from whet.watch import files as output_files
+from whet.watch import lock, printing, results, run_log, stop, table
 
 USED_BY = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
 """Split -> the setting that asks for it."""
@@ -70,8 +81,6 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     with kept, taken as folder, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
         if job.seeds > 1:
-            from whet.jobs.seeds import run_seeds
-
             metrics, lines = run_seeds(task, job, args, examples)
         else:
             prepared = task.prepare(job, args, examples)
@@ -79,3 +88,199 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         stop.mark_work_done()
         show(task.shown, metrics, folder, time.perf_counter() - started_s, lines)
     return 0
+
+
+RECORD = "seed_finished.json"
+_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
+"""Files of a seed that say nothing about its model."""
+_FILES = ("train_file", "validation_file", "test_file")
+_FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
+"""Settings of a task that may change between a seed and the next; files are compared by their content."""
+_LENGTH = ("num_train_epochs", "min_steps", "max_steps")
+_READ_BYTES = 1 << 20
+
+
+def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
+    """Return what all seeds have in common, and a resumed run must have too."""
+    task = {name: value for name, value in asdict(job).items() if name not in _FREE}
+    data = {name: _digest(Path(path)) for name in _FILES if (path := getattr(job, name))}
+    found = task | {name: getattr(args, name) for name in _LENGTH} | data
+    return json.loads(json.dumps(found))  # in the form that the record gives back
+
+
+def _read_record(folder: Path, settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any] | None:
+    """Return the record of a seed that has finished, None if it has not; ConfigError if it had other settings."""
+    try:
+        record = json.loads((folder / RECORD).read_text("utf-8"))
+        before = record["settings"]
+        complete = {"metrics", "lines", "precision"} <= record.keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not complete or not (folder / "config.json").is_file():
+        return None
+    changed = [name for name in settings if before.get(name) != settings[name]]
+    if changed:
+        raise ConfigError(
+            what=f"{folder.name} was trained with other settings or data: {', '.join(changed)}",
+            got="; ".join(f"{name}: {before.get(name)} then, {settings[name]} now" for name in changed),
+            why="the seeds of a run are compared, so they differ in nothing else",
+            fix="use the settings and data of the first seed, or another --output_dir without --resume_from_checkpoint",
+        )
+    from whet.store.compare import require_same_settings
+
+    require_same_settings(replace(args, seed=int(record["seed"])), folder)
+    return record
+
+
+def _copy_model(seed_folder: Path, folder: Path) -> None:
+    """Copy the model and the results of a seed to the output folder, all or nothing of the model."""
+
+    def fill(staging: Path) -> None:
+        for path in sorted(seed_folder.iterdir()):
+            if path.is_file() and not path.is_symlink() and path.name not in _OWN:
+                shutil.copyfile(path, staging / path.name)
+
+    output_files.write_model(folder, fill)
+
+
+def _write_results(folder: Path, metrics: Mapping[str, Any], seeds: Mapping[int, Mapping[str, Any]], by: str) -> None:
+    """Write the metrics of the best seed with the spread (all_results.json), and those of every seed (seeds.json)."""
+    results.save(str(folder), "all", metrics, combined=False)
+    each = {f"seed-{seed}": {name: _plain(value) for name, value in own.items()} for seed, own in seeds.items()}
+    summary = {"chosen_by": by, "best": f"seed-{metrics['best_seed']}", "metrics": each}
+    output_files.write_json(folder / "seeds.json", summary, indent=2, on_error="stop")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _digest(path: Path) -> str:
+    from xxhash import xxh3_128
+
+    digest = xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+_AGAIN = {"resume_from_checkpoint": "auto"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one seed reached."""
+
+    seed: int
+    metrics: Mapping[str, float]
+    lines: Sequence[str]
+    """The lines that follow the table at the end of its run."""
+
+
+def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Train every seed that has not finished; return all metrics of the best one with the spread, and lines for people.
+
+    Raises Stopped if a signal comes; the same command with `--resume_from_checkpoint auto` then resumes.
+    """
+    from whet.engine.sync import Sync
+
+    require_one_process("--seeds")
+    settings = _settings_of(job, args)
+    chosen_by: tuple[str, bool] | None = None
+    folders = {seed: Path(args.output_dir) / f"seed-{seed}" for seed in range(args.seed, args.seed + job.seeds)}
+    resumes = args.resume_from_checkpoint is not None
+    known = {seed: _read_record(folder, settings, args) if resumes else None for seed, folder in folders.items()}
+    precision = next((found["precision"] for found in known.values() if found is not None), args.precision)
+    results: list[Result] = []
+    for n, (seed, folder) in enumerate(folders.items(), start=1):
+        record = known[seed]
+        printing.show([f"seed {seed} ({n} of {job.seeds}){', trained before' if record else ''}"])
+        if record is None:
+            own = replace(args, seed=seed, output_dir=str(folder), precision=precision)
+            with _stops_with(f"{n - 1} of {job.seeds} seeds are trained"):
+                earlier = "the first seed" if args.precision == "auto" != precision else ""
+                record = _train(task, job, own, examples, earlier) | {"seed": seed, "settings": settings}
+                chosen_by = chosen_by or task.best_by(record["metrics"], args)
+                output_files.write_json(folder / RECORD, record, indent=2, on_error="stop")
+            precision = record["precision"]
+        results.append(Result(seed, record["metrics"], record["lines"]))
+        with _stops_with(f"{n} of {job.seeds} seeds are trained"):
+            stop.check(Sync().stop_signal)
+    return _finish(args, chosen_by or task.best_by(results[0].metrics, args), results)
+
+
+def _train(
+    task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], auto_as_in: str
+) -> dict[str, Any]:
+    """Return the record of a seed that has been trained and judged, in the precision that `auto_as_in` chose."""
+    require_places(job, args)
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
+        (folder / RECORD).unlink(missing_ok=True)
+        prepared = task.prepare(job, args, examples)
+        prepared.engine.precision.chosen_in(auto_as_in)
+        metrics = prepared.run()
+    lines, precision = list(task.tables(prepared)), prepared.engine.precision.name
+    del prepared
+    gc.collect()  # the model and its trainer refer to each other
+    return {"metrics": metrics, "lines": lines, "precision": precision}
+
+
+def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequence[Result]) -> tuple[Any, list[str]]:
+    """Copy the files of the best seed to the output folder, and return its metrics with the spread of all."""
+    name, greater = best_by
+    known = [one for one in results if not math.isnan(one.metrics[name])] or results
+    best = (max if greater else min)(known, key=lambda one: one.metrics[name])
+    folder = Path(args.output_dir)
+    _copy_model(folder / f"seed-{best.seed}", folder)
+    spread = {
+        f"{metric}_{word}": of([one.metrics[metric] for one in results])
+        for metric in _judged(results)
+        for word, of in (("mean", fmean), ("std", stdev))  # of a sample, as five seeds are one
+    }
+    metrics = dict(best.metrics) | spread | {"seeds": len(results), "best_seed": best.seed}
+    with run_log.written_to(folder):
+        _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in results}, name)
+    return metrics, [*_table(name, best, results, spread), *best.lines]
+
+
+def _judged(results: Sequence[Result]) -> list[str]:
+    """Return the metrics of evaluation and prediction that are no speeds or counts."""
+    speeds = ("runtime", "per_second", "samples", "left_out")
+    return [
+        name
+        for name, value in results[0].metrics.items()
+        if name.startswith(("eval_", "predict_")) and not name.endswith(speeds) and isinstance(value, int | float)
+        and all(name in one.metrics for one in results)
+    ]  # fmt: skip
+
+
+def _table(name: str, best: Result, results: Sequence[Result], spread: Mapping[str, float]) -> list[str]:
+    rows = [
+        f"  {f'seed {one.seed}':<24}{one.metrics[name]:.4f}{'  best: its model is kept' if one is best else ''}"
+        for one in results
+    ]
+    words = name.removeprefix("eval_")
+    of_all = {"mean": name, "mean, test": f"predict_{words}"}
+    means = [
+        f"  {label:<24}{spread[f'{metric}_mean']:.4f}, standard deviation {spread[f'{metric}_std']:.4f}"
+        for label, metric in of_all.items()
+        if f"{metric}_mean" in spread
+    ]
+    return [f"{words} of {len(results)} seeds", *rows, *means]
+
+
+@contextmanager
+def _stops_with(done: str) -> Iterator[None]:
+    """Have whatever ends the block name the command that resumes all seeds, not one of them."""
+    stop.record_progress(done, **_AGAIN)
+    try:
+        yield
+    except stop.Stopped as stopped:
+        raise stop.Stopped(f"{stopped}; {done}", _AGAIN, int(str(stopped.code))) from None
+    except WhetError as error:
+        if error.again:
+            error.again = _AGAIN
+        raise
+    finally:
+        stop.record_progress(done, **_AGAIN)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.rules.ranges import Rule
+from whet.config.settings import broken
 from whet.errors import ConfigError, Problem
 from whet.models.loading.heads import Head
 
 if TYPE_CHECKING:
-    from whet.jobs.predict.arguments import PredictFields
+    from whet.jobs.predict.arguments import PredictArguments
 
 Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""
@@ -28,19 +31,19 @@ OF_TRAINING: Shown = {
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a task is; `job` is its settings. The functions import what they need when they are called."""
+    """What a task is; `job` is its settings. The functions import what they need when they are called (`lazily`)."""
 
     name: str
     """That of its command, and of the task in the file next to a trained model (`jobs.predict.trained`)."""
     head: Head
     """The head that its models are loaded with."""
-    check: Callable[[Any, TrainingArguments], list[Problem]]
-    """Returns the problems between the settings of the task and those of the training."""
+    rules: Sequence[Rule]
+    """What is checked between the settings of the task and those of the training."""
     read: Callable[[Any, str], Any]
     """Returns the examples of a split: called with `job` and its name. Does not import torch."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the Job over these examples, by split."""
-    predict: Callable[[PredictFields], int] | None = None
+    predict: Callable[[PredictArguments], int] | None = None
     """Writes the predictions that `whet predict` asks for; returns the exit code. None: it has nothing to predict."""
     shown: Shown
     """The metrics of the table at the end."""
@@ -50,6 +53,10 @@ class Task:
     """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
     """Returns the lines that follow this table, from the Job that has run."""
+
+    def check(self, job: Any, args: TrainingArguments) -> list[Problem]:
+        """Return the problems between the settings of the task and those of the training."""
+        return broken(self.rules, job, args)
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""
@@ -65,3 +72,16 @@ class Task:
                 fix="use one of these in --metric_for_best_model",
             )
         return name, bool(args.greater_is_better)
+
+
+def lazily(task: str, module: str, name: str) -> Callable[..., Any]:
+    """Return a function that imports `name` of a module next to `task` when it is called: it loads torch.
+
+    `task` is the `__name__` of a task's task.py.
+    """
+    folder = task.rpartition(".")[0]
+
+    def call(*given: Any) -> Any:
+        return getattr(import_module(f"{folder}.{module}"), name)(*given)
+
+    return call

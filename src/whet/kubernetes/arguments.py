@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 
 from whet.config import secrets
-from whet.config.rules.ranges import Rule, at_least
+from whet.config.rules.ranges import Rule, at_least, at_most, broken_if
 from whet.config.settings import checked
 from whet.errors import MASK, Problem
 from whet.kubernetes.fields import KubernetesFields
@@ -36,11 +36,6 @@ def is_job_name(text: str) -> bool:
     return len(text) <= _LONGEST and _DNS_1035.fullmatch(text) is not None
 
 
-def is_namespace(text: str) -> bool:
-    """Return whether the text is a DNS label, which a namespace must be (RFC 1123)."""
-    return len(text) <= _LONGEST and "." not in text and is_object_name(text)
-
-
 def is_object_name(text: str) -> bool:
     """Return whether other objects (claims, Secrets, accounts) can have this name."""
     return len(text) <= 253 and _DNS_1123.fullmatch(text) is not None
@@ -56,21 +51,6 @@ def is_label(name: str, value: str) -> bool:
 def is_label_value(value: str) -> bool:
     """Return whether a label can have this value."""
     return len(value) <= _LONGEST and _LABEL_VALUE.fullmatch(value) is not None
-
-
-def is_variable(text: str) -> bool:
-    """Return whether this is the name of an environment variable."""
-    return _VARIABLE.fullmatch(text) is not None
-
-
-def is_image(text: str) -> bool:
-    """Return whether this is the name of a container image."""
-    return _IMAGE.fullmatch(text) is not None
-
-
-def is_interface(text: str) -> bool:
-    """Return whether these are names of network interfaces."""
-    return _INTERFACES.fullmatch(text) is not None
 
 
 def longest_pod_name(kind: str, name: str, index: int) -> str:
@@ -117,18 +97,6 @@ def a_plan_is_complete(asked: KubernetesFields) -> Problem | None:
     )
 
 
-def there_is_a_command(asked: KubernetesFields) -> Problem | None:
-    """The pods run something."""
-    if asked.command:
-        return None
-    return Problem(
-        what="there is no command for the pods",
-        got="no words after --",
-        why="the manifests start one command on every rank",
-        fix=f"end the line with it: whet k8s {asked.action} ... -- qa --do_train --output_dir /output/run",
-    )
-
-
 def render_needs_no_cluster(asked: KubernetesFields) -> Problem | None:
     """No option is given that the action ignores."""
     ignored = [name for name in ("kubeconfig", "context") if getattr(asked, name) is not None]
@@ -142,7 +110,18 @@ def render_needs_no_cluster(asked: KubernetesFields) -> Problem | None:
     )
 
 
-ACTION_RULES: tuple[Rule, ...] = (a_plan_is_complete, there_is_a_command, render_needs_no_cluster)
+ACTION_RULES: tuple[Rule, ...] = (
+    a_plan_is_complete,
+    broken_if(
+        "there_is_a_command",
+        ("command",),
+        lambda asked: not asked.command,
+        what="there is no command for the pods",
+        why="the manifests start one command on every rank",
+        fix="end the line with it: whet k8s render NAME ... -- qa --do_train --output_dir /output/run",
+    ),
+    render_needs_no_cluster,
+)
 
 
 _OBJECTS = ("service_account", "output_claim", "data_claim", "cache_claim")
@@ -152,19 +131,6 @@ _SET_BY_OTHERS = (
 )  # fmt: skip
 """Prefixes of the labels by which whet and the controllers find the job's pods."""
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-
-
-def the_name_is_one_of_dns(asked: KubernetesFields) -> Problem | None:
-    """The job's name is a label of DNS that begins with a letter."""
-    if is_job_name(asked.name):
-        return None
-    return Problem(
-        what="the job has no name" if not asked.name else "name is no name for a job",
-        got=asked.name or None,
-        why="it becomes the host name of pods: lower-case letters, digits and dashes, a letter first, at most 63 "
-        "characters (DNS label, RFC 1035)",
-        fix="use a name such as --name squad-1",
-    )
 
 
 def pods_have_valid_names(asked: KubernetesFields) -> Problem | None:
@@ -195,42 +161,6 @@ def other_objects_have_valid_names(asked: KubernetesFields) -> Problem | None:
                 fix=f"use the name that kubectl get shows, --{name} NAME",
             )
     return None
-
-
-def the_namespace_can_exist(asked: KubernetesFields) -> Problem | None:
-    """A namespace is part of host names, so dots end it."""
-    if asked.namespace is None or is_namespace(asked.namespace):
-        return None
-    return Problem(
-        what="namespace is no name of a namespace",
-        got=asked.namespace,
-        why="it is a DNS label: lower-case letters, digits and dashes, at most 63 characters",
-        fix="use the name that kubectl get namespaces shows, --namespace NAME",
-    )
-
-
-def the_interface_is_one(asked: KubernetesFields) -> Problem | None:
-    """The interface has a name that Linux accepts."""
-    if is_interface(asked.network_interface):
-        return None
-    return Problem(
-        what="network_interface is no name of an interface",
-        got=asked.network_interface,
-        why="the ranks would not find each other; Linux's names have up to 15 letters, digits, dots and dashes",
-        fix="leave --network_interface out for eth0, or use a name that ip link shows in a pod",
-    )
-
-
-def the_image_is_one(asked: KubernetesFields) -> Problem | None:
-    """The image is a name that a container engine understands; one with a secret is refused without showing it."""
-    if asked.image is None or is_image(asked.image) or secrets.is_token(asked.image):
-        return None
-    return Problem(
-        what="image is no name of a container image",
-        got=asked.image,
-        why="it has the form REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, without https:// and in lower case",
-        fix="use --image REGISTRY/NAME:TAG",
-    )
 
 
 def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
@@ -302,30 +232,52 @@ def _labels(asked: KubernetesFields) -> Iterator[tuple[str, str]]:
 
 
 NAMING_RULES: tuple[Rule, ...] = (
-    the_name_is_one_of_dns, pods_have_valid_names, other_objects_have_valid_names, the_namespace_can_exist,
-    the_interface_is_one, the_image_is_one, labels_are_pairs, tolerations_are_of_taints,
-)  # fmt: skip
+    broken_if(
+        "the_name_is_one_of_dns",
+        ("name",),
+        lambda asked: not is_job_name(asked.name),
+        what="name is no name for a job",
+        why="it becomes the host name of pods: lower-case letters, digits and dashes, a letter first, at most 63 "
+        "characters (DNS label, RFC 1035)",
+        fix="use a name such as --name squad-1",
+    ),
+    pods_have_valid_names,
+    other_objects_have_valid_names,
+    broken_if(
+        "the_namespace_can_exist",
+        ("namespace",),
+        lambda asked: (
+            asked.namespace is not None
+            and (len(asked.namespace) > _LONGEST or "." in asked.namespace or not is_object_name(asked.namespace))
+        ),
+        what="namespace is no name of a namespace",
+        why="it is a DNS label: lower-case letters, digits and dashes, at most 63 characters",
+        fix="use the name that kubectl get namespaces shows, --namespace NAME",
+    ),
+    broken_if(
+        "the_interface_is_one",
+        ("network_interface",),
+        lambda asked: not _INTERFACES.fullmatch(asked.network_interface),
+        what="network_interface is no name of an interface",
+        why="the ranks would not find each other; Linux's names have up to 15 letters, digits, dots and dashes",
+        fix="leave --network_interface out for eth0, or use a name that ip link shows in a pod",
+    ),
+    broken_if(  # one with a secret is refused elsewhere, without being shown
+        "the_image_is_one",
+        ("image",),
+        lambda asked: asked.image is not None and not (_IMAGE.fullmatch(asked.image) or secrets.is_token(asked.image)),
+        what="image is no name of a container image",
+        why="it has the form REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, without https:// and in lower case",
+        fix="use --image REGISTRY/NAME:TAG",
+    ),
+    labels_are_pairs,
+    tolerations_are_of_taints,
+)
 
 
 _INT32 = 2**31 - 1
-_MOST_PODS = 100_000
-_LIMITS = {
-    "nodes": (_MOST_PODS, "an Indexed Job has at most 100,000 pods"),
-    "max_nodes": (_MOST_PODS, "no cluster has more pods for one job"),
-    "nproc_per_node": (_INT32, "the cluster stores it as a number of 32 bits"),
-    "run_as_user": (_INT32, "the cluster takes user numbers of 31 bits"),
-    "grace_period_s": (_INT32, "that is 68 years"),
-}
-"""Numbers with a limit that only the server or its webhooks apply -> the limit, and why."""
-
-
-def numbers_are_accepted_by_the_cluster(asked: KubernetesFields) -> Problem | None:
-    """No number is larger than the cluster's server takes."""
-    for name, (most, why) in _LIMITS.items():
-        given = getattr(asked, name)
-        if given is not None and given > most:
-            return Problem(what=f"{name} is too large", got=given, why=why, fix=f"use --{name} {most} or less")
-    return None
+_RENDEZVOUS = {"trainjob": "static", "pytorchjob": "c10d"}
+"""The one whose variables the controller of a job sets."""
 
 
 def restarts_can_be_counted(asked: KubernetesFields) -> Problem | None:
@@ -338,18 +290,6 @@ def restarts_can_be_counted(asked: KubernetesFields) -> Problem | None:
         got=f"--max_restarts {asked.max_restarts} with {pods} pods",
         why=f"the cluster counts the failures of all pods up to {_INT32}, in a number of 32 bits",
         fix=f"use --max_restarts {_INT32 // pods} or less",
-    )
-
-
-def only_pytorchjob_is_elastic(asked: KubernetesFields) -> Problem | None:
-    """A range of pods needs a controller that keeps to it."""
-    if asked.kind == "pytorchjob" or (asked.min_nodes, asked.max_nodes) == (None, None):
-        return None
-    return Problem(
-        what=f"a {asked.kind} has a fixed number of pods",
-        got=" ".join(f"--{n} {getattr(asked, n)}" for n in ("min_nodes", "max_nodes") if getattr(asked, n) is not None),
-        why="neither a TrainJob (JobSet) nor an Indexed Job starts with fewer pods than it has",
-        fix="use --kind pytorchjob, or leave --min_nodes and --max_nodes out",
     )
 
 
@@ -379,41 +319,41 @@ def _no_range(asked: KubernetesFields, low: int, high: int) -> Problem:
     )
 
 
-def the_rendezvous_fits_the_kind(asked: KubernetesFields) -> Problem | None:
-    """Each controller sets the variables of one kind of rendezvous."""
-    only = {"trainjob": "static", "pytorchjob": "c10d"}.get(asked.kind)
-    if asked.rdzv_backend is None or only is None or asked.rdzv_backend == only:
-        return None
-    return Problem(
-        what=f"a {asked.kind} has no {asked.rdzv_backend} rendezvous",
-        got=f"--kind {asked.kind} --rdzv_backend {asked.rdzv_backend}",
-        why=f"its controller gives the pods the addresses of a {only} rendezvous",
-        fix="leave --rdzv_backend out; --kind job takes both",
-    )
-
-
-def nobody_is_root(asked: KubernetesFields) -> Problem | None:
-    """Processes run without the rights of root, as restricted namespaces demand."""
-    if asked.run_as_user >= 1:
-        return None
-    return Problem(
-        what="pods do not run as root",
-        got=f"run_as_user {asked.run_as_user}",
-        why="training needs no rights of root, and namespaces with the restricted policy refuse such pods",
-        fix="use --run_as_user 1000; the files of the claims are made readable for this group (fsGroup)",
-    )
-
-
 NODE_RULES: tuple[Rule, ...] = (
     at_least("nodes", 1, "a job has at least one pod"),
     at_least("nproc_per_node", 1, "a pod runs at least one process"),
     at_least("min_nodes", 1, "a job has at least one pod"),
     at_least("max_restarts", 0, "it is a count"),
-    only_pytorchjob_is_elastic,
+    broken_if(
+        "only_pytorchjob_is_elastic",
+        ("kind", "min_nodes", "max_nodes"),
+        lambda asked: asked.kind != "pytorchjob" and (asked.min_nodes, asked.max_nodes) != (None, None),
+        what="this kind of job has a fixed number of pods",
+        why="neither a TrainJob (JobSet) nor an Indexed Job starts with fewer pods than it has",
+        fix="use --kind pytorchjob, or leave --min_nodes and --max_nodes out",
+    ),
     the_range_contains_nodes,
-    the_rendezvous_fits_the_kind,
-    nobody_is_root,
-    numbers_are_accepted_by_the_cluster,
+    broken_if(
+        "the_rendezvous_fits_the_kind",
+        ("kind", "rdzv_backend"),
+        lambda asked: asked.rdzv_backend not in (None, _RENDEZVOUS.get(asked.kind, asked.rdzv_backend)),
+        what="this kind of job has another rendezvous",
+        why="the controller of a trainjob gives the pods the addresses of a static one, that of a pytorchjob of c10d",
+        fix="leave --rdzv_backend out; --kind job takes both",
+    ),
+    broken_if(
+        "nobody_is_root",
+        ("run_as_user",),
+        lambda asked: asked.run_as_user < 1,
+        what="pods do not run as root",
+        why="training needs no rights of root, and namespaces with the restricted policy refuse such pods",
+        fix="use --run_as_user 1000; the files of the claims are made readable for this group (fsGroup)",
+    ),
+    at_most("nodes", 100_000, "an Indexed Job has at most 100,000 pods"),
+    at_most("max_nodes", 100_000, "no cluster has more pods for one job"),
+    at_most("nproc_per_node", _INT32, "the cluster stores it as a number of 32 bits"),
+    at_most("run_as_user", _INT32, "the cluster takes user numbers of 31 bits"),
+    at_most("grace_period_s", _INT32, "that is 68 years"),
     restarts_can_be_counted,
 )
 
@@ -428,8 +368,6 @@ _MOST_CPUS = 2**16
 _SPELLED = re.compile(r"0*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE)
 """How amounts are written elsewhere: 64, 64 GB, 1.5gib."""
 _EXAMPLES = {"memory": "64Gi", "shared_memory": "1Gi", "ephemeral_storage": "20Gi"}
-_LEAST_GRACE_S = 30
-"""Seconds: a step and a save of a small model, on a network volume."""
 
 
 def cpus_are_whole(asked: KubernetesFields) -> Problem | None:
@@ -482,32 +420,6 @@ def _size(name: str, amount: Decimal) -> str:
     return "small" if amount < _LEAST[name] else "large"
 
 
-def shared_memory_is_a_part(asked: KubernetesFields) -> Problem | None:
-    """What lies in /dev/shm counts as memory of the pod."""
-    memory, shared = _amount(asked.memory), _amount(asked.shared_memory)
-    if memory is None or shared is None or memory < _LEAST["memory"] or shared <= memory / 2:
-        return None
-    return Problem(
-        what="shared_memory is more than half of memory",
-        got=f"--shared_memory {asked.shared_memory} --memory {asked.memory}",
-        why="shared memory is part of the pod's memory: if both are used in full, the kernel ends the pod",
-        fix=f"use a --shared_memory of at most half of {asked.memory}, or more --memory",
-    )
-
-
-def the_grace_period_is_long_enough(asked: KubernetesFields) -> Problem | None:
-    """A run that is evicted has the time to finish its step and to save."""
-    if asked.grace_period_s >= _LEAST_GRACE_S:
-        return None
-    return Problem(
-        what=f"grace_period_s is below {_LEAST_GRACE_S}",
-        got=asked.grace_period_s,
-        why="an evicted run finishes its step and saves a checkpoint before the kubelet kills it; what it cannot save "
-        "is trained again",
-        fix=f"use --grace_period_s {_LEAST_GRACE_S} or more",
-    )
-
-
 def _amount(text: str | None) -> Decimal | None:
     return None if text is None else read_quantity(text)
 
@@ -530,8 +442,25 @@ AMOUNT_RULES: tuple[Rule, ...] = (
     at_least("kept_free_cores", 0, "it is a count"),
     every_rank_has_a_thread,
     memory_is_an_amount,
-    shared_memory_is_a_part,
-    the_grace_period_is_long_enough,
+    broken_if(
+        "shared_memory_is_a_part",
+        ("shared_memory", "memory"),
+        lambda asked: (
+            (memory := _amount(asked.memory)) is not None
+            and (shared := _amount(asked.shared_memory)) is not None
+            and memory >= _LEAST["memory"]
+            and shared > memory / 2
+        ),
+        what="shared_memory is more than half of memory",
+        why="shared memory is part of the pod's memory: if both are used in full, the kernel ends the pod",
+        fix="use a --shared_memory of at most half of --memory, or more --memory",
+    ),
+    at_least(
+        "grace_period_s",
+        30,
+        "an evicted run finishes its step and saves a checkpoint before the kubelet kills it; what it cannot save is "
+        "trained again",
+    ),
 )
 
 
@@ -555,7 +484,7 @@ def variables_are_pairs(asked: KubernetesFields) -> Problem | None:
     """Every variable has a name and a value, or a name and a Secret."""
     for pair in asked.env:
         name, equals, _ = pair.partition("=")
-        if not equals or not is_variable(name):
+        if not equals or not _VARIABLE.fullmatch(name):
             return Problem(
                 what="env is not NAME=VALUE",
                 got=secrets.masked(pair),
@@ -578,7 +507,7 @@ def secret_reference(pair: str) -> tuple[str, str, str] | None:
     """Return the variable, the Secret and its key in NAME=SECRET/KEY; None if it has another form."""
     name, _, reference = pair.partition("=")
     secret, _, key = reference.partition("/")
-    good = is_variable(name) and is_object_name(secret) and (not key or is_label("k", key))
+    good = _VARIABLE.fullmatch(name) and is_object_name(secret) and (not key or is_label("k", key))
     return (name, secret, key or name) if good and not secrets.is_token(pair) else None
 
 

@@ -1,19 +1,22 @@
-"""`whet k8s`: the manifests are printed, or created by kubectl, all or none, after a look at the claims."""
+"""`whet k8s`: the plan as Kubernetes objects, which are printed, or created by kubectl, all or none."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from whet.errors import EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
-from whet.kubernetes.command import OwnCommands
+import yaml
+
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
 from whet.kubernetes.fields import KubernetesFields
-from whet.kubernetes.manifests import as_yaml, manifests
-from whet.kubernetes.plan import JobPlan, build_plan
+from whet.kubernetes.plan import CACHE, DATA, OUTPUT, PORT, TEMPORARY, JobPlan, OwnCommands, build_plan
 
 _OF_JOB = {"trainjob": ("trainjob", "trainingruntime"), "pytorchjob": ("pytorchjob",), "job": ("job", "service")}
 """Kind of the job -> the resources of its objects, as kubectl names them; the job itself is the first."""
@@ -208,3 +211,362 @@ def run_kubernetes(asked: KubernetesFields, own: OwnCommands) -> int:
     else:
         print("\n".join(submit(Kubectl(asked), plan)))
     return EXIT_OK
+
+
+Manifest = dict[str, Any]
+_CONTAINER = {"trainjob": "node", "pytorchjob": "pytorch", "job": "whet"}
+"""Kind -> the container's name; the controllers of Kubeflow know theirs by it."""
+_OF_QUEUES = "kueue.x-k8s.io/"
+"""Labels with which Kueue admits a job: a pod that had them too would wait for an admission of its own."""
+_PORT_NAME = {"pytorchjob": "pytorchjob-port"}
+
+
+def labels(plan: JobPlan) -> dict[str, str]:
+    """Return the labels of all that belongs to the job."""
+    return {
+        "app.kubernetes.io/name": "whet",
+        "app.kubernetes.io/instance": plan.name,
+        "app.kubernetes.io/managed-by": "whet",
+    }
+
+
+def metadata(plan: JobPlan, more: Mapping[str, str] = MappingProxyType({})) -> Manifest:
+    """Return the metadata of an object of the job, with more labels than all have."""
+    place = {} if plan.asked.namespace is None else {"namespace": plan.asked.namespace}
+    return {"name": plan.name, **place, "labels": labels(plan) | dict(more)}
+
+
+def job_metadata(plan: JobPlan) -> Manifest:
+    """Return the metadata of the job itself, with the user's labels and annotations."""
+    return metadata(plan, pairs(plan.asked.label)) | _annotations(plan)
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Return NAME=VALUE words as a dict."""
+    return dict(word.split("=", 1) for word in words)
+
+
+def _annotations(plan: JobPlan) -> Manifest:
+    return {"annotations": pairs(plan.asked.annotation)} if plan.asked.annotation else {}
+
+
+def pod_template(plan: JobPlan, process: Manifest, *, restart_policy: str | None = "Never") -> Manifest:
+    """Return the template of the pods, whose container has these fields about its process."""
+    own = {name: value for name, value in pairs(plan.asked.label).items() if not name.startswith(_OF_QUEUES)}
+    described = {"labels": own | labels(plan), **_annotations(plan)}
+    return {"metadata": described, "spec": _pod(plan, process, restart_policy)}
+
+
+def process(plan: JobPlan, variables: Sequence[Manifest] = ()) -> Manifest:
+    """Return what a container runs, and on what; `variables` are those that place a pod among the others."""
+    return {
+        "command": list(plan.command),
+        "env": [*variables_of(plan), *variables],
+        "resources": resources(plan),
+    }
+
+
+def resources(plan: JobPlan) -> Manifest:
+    """Return equal requests and limits: a pod of the class Guaranteed, which is evicted last."""
+    amounts = {"cpu": str(plan.cpus), "memory": plan.memory}
+    if plan.asked.ephemeral_storage is not None:
+        amounts["ephemeral-storage"] = plan.asked.ephemeral_storage
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def variables_of(plan: JobPlan) -> list[Manifest]:
+    """Return the variables of the plan, secrets as references."""
+    plain: list[Manifest] = [{"name": name, "value": value} for name, value in plan.variables.items()]
+    references = [
+        {"name": one.variable, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
+        for one in plan.secrets
+    ]
+    return plain + references
+
+
+def _pod(plan: JobPlan, process: Manifest, restart_policy: str | None) -> Manifest:
+    asked, user = plan.asked, plan.asked.run_as_user
+    spec: Manifest = {} if restart_policy is None else {"restartPolicy": restart_policy}
+    if asked.service_account is not None:
+        spec["serviceAccountName"] = asked.service_account
+    if asked.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
+    if asked.node_selector:
+        spec["nodeSelector"] = pairs(asked.node_selector)
+    if asked.toleration:
+        spec["tolerations"] = [toleration(word) for word in asked.toleration]
+    return spec | {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": asked.grace_period_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(plan, process)],
+        "volumes": _volumes(plan),
+    }
+
+
+def toleration(word: str) -> Manifest:
+    """Return the toleration of a taint: of any value without a value, of any effect without an effect."""
+    taint, _, effect = word.partition(":")
+    key, equals, value = taint.partition("=")
+    match: Manifest = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, **match, **({"effect": effect} if effect else {})}
+
+
+def _container(plan: JobPlan, process: Manifest) -> Manifest:
+    policy = plan.asked.image_pull_policy
+    ports = [{"containerPort": PORT, "name": _PORT_NAME.get(plan.kind, "rendezvous")}] if plan.has_peers else []
+    return {
+        "name": _CONTAINER[plan.kind],
+        "image": plan.image,
+        **({} if policy is None else {"imagePullPolicy": policy}),
+        "workingDir": str(OUTPUT),  # relative paths of a command lead to the claim
+        **process,
+        **({"ports": ports} if ports else {}),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _mounts(plan),
+    }
+
+
+def _volumes(plan: JobPlan) -> list[Manifest]:
+    asked = plan.asked
+    claims = {"output": asked.output_claim, "data": asked.data_claim, "cache": asked.cache_claim}
+    found: list[Manifest] = [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": asked.shared_memory}},
+        {"name": "temporary", "emptyDir": {}},
+    ]
+    for name, claim in claims.items():
+        if claim is not None:
+            source: Manifest = {"claimName": claim}
+            if name == "data" and claim not in (asked.output_claim, asked.cache_claim):
+                source["readOnly"] = True  # drivers attach a ReadOnlyMany volume to several nodes only so
+            found.append({"name": name, "persistentVolumeClaim": source})
+        elif name == "cache":
+            found.append({"name": name, "emptyDir": {}})
+    return found
+
+
+def _mounts(plan: JobPlan) -> list[Manifest]:
+    found: list[Manifest] = [
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  the pod's own
+        {"name": "temporary", "mountPath": TEMPORARY},
+        {"name": "output", "mountPath": str(OUTPUT)},
+        {"name": "cache", "mountPath": CACHE},
+    ]
+    if plan.asked.data_claim is not None:
+        found.append({"name": "data", "mountPath": DATA, "readOnly": True})
+    return found
+
+
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_JOIN_S = 900
+"""Seconds that a pod waits for the others: a node may have to be started, and to pull the image."""
+
+
+def job(plan: JobPlan) -> list[Manifest]:
+    """Return the Job, after the Service that gives its pods names if there are several."""
+    own: Manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": job_metadata(plan),
+        "spec": {
+            "completions": plan.nodes,
+            "parallelism": plan.nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": plan.n_failures,
+            "podFailurePolicy": failure_policy("whet"),
+            "template": pod_template(plan, process(plan, _variables(plan))),
+        },
+    }
+    if plan.nodes == 1:
+        return [own]
+    own["spec"]["template"]["spec"]["subdomain"] = plan.name
+    return [_service(plan), own]
+
+
+def failure_policy(container: str) -> Manifest:
+    """Return which failures of a pod count: not an eviction; and which end the job, as another start would fail too."""
+    hopeless = {"containerName": container, "operator": "In", "values": [EXIT_BAD_DATA, EXIT_BAD_CONFIG]}
+    return {
+        "rules": [
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": "FailJob", "onExitCodes": hopeless},
+        ]
+    }
+
+
+def _service(plan: JobPlan) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"app.kubernetes.io/instance": plan.name},
+            "ports": [{"name": "rendezvous", "port": PORT, "targetPort": PORT}],
+        },
+    }
+
+
+def _variables(plan: JobPlan) -> list[Manifest]:
+    """Return torchrun's variables; its pods are ranked by their completion index."""
+    if not plan.has_peers:
+        return []
+    first = f"{plan.name}-0.{plan.name}" if plan.nodes > 1 else "127.0.0.1"
+    values = {"PET_NNODES": str(plan.nodes)}
+    if plan.rdzv_backend == "c10d":
+        values |= {
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ID": plan.name,
+            "PET_RDZV_ENDPOINT": f"{first}:{PORT}",
+            "PET_RDZV_CONF": f"join_timeout={_JOIN_S},read_timeout={_JOIN_S}",
+        }
+    else:
+        values |= {"PET_MASTER_ADDR": first, "PET_MASTER_PORT": str(PORT)}
+    found: list[Manifest] = [{"name": name, "value": value} for name, value in values.items()]
+    return [*found, {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}]
+
+
+_WAIT_S = "900"
+"""Seconds that a pod waits for the first one and for the others: a node may have to be started first."""
+
+
+def pytorchjob(plan: JobPlan) -> list[Manifest]:
+    """Return the PyTorchJob. All pods are workers that meet by c10d, of which the first keeps the store.
+
+    With a master, the operator would give the workers an init container with amounts of its own: the pods would not be
+    Guaranteed, and a restricted namespace would refuse them.
+    """
+    run_policy: Manifest = {"backoffLimit": plan.n_failures, "cleanPodPolicy": "None"}
+    spec: Manifest = {
+        "nprocPerNode": str(plan.asked.nproc_per_node),
+        "runPolicy": run_policy,
+        "pytorchReplicaSpecs": {
+            "Worker": {
+                "replicas": plan.nodes,
+                "restartPolicy": "OnFailure",
+                "template": pod_template(plan, process(plan), restart_policy=None),
+            }
+        },
+    }
+    if plan.has_peers:
+        spec["elasticPolicy"] = _elastic(plan)
+    return [{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": job_metadata(plan), "spec": spec}]
+
+
+def _elastic(plan: JobPlan) -> Manifest:
+    fewest, most = plan.elastic
+    waits = {"join_timeout": _WAIT_S, "read_timeout": _WAIT_S}
+    return {
+        "minReplicas": fewest,
+        "maxReplicas": most,
+        "maxRestarts": plan.asked.max_restarts,
+        "rdzvBackend": "c10d",
+        "rdzvId": plan.name,
+        "rdzvPort": PORT,
+        "rdzvConf": [{"key": key, "value": value} for key, value in waits.items()],
+    }
+
+
+API = "trainer.kubeflow.org/v1alpha1"
+_STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+"""The label by which the controller finds the pods that train."""
+
+
+def trainjob(plan: JobPlan) -> list[Manifest]:
+    """Return the runtime, which holds the pod, and the job, which holds what runs in it."""
+    return [_runtime(plan), _job(plan)]
+
+
+def _runtime(plan: JobPlan) -> Manifest:
+    """Return the TrainingRuntime. A failure of a pod fails its Job, and the JobSet then starts all pods again."""
+    hopeless = {"name": "hopeless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    ranks: Manifest = {
+        "name": "node",
+        "template": {
+            "metadata": {"labels": dict(_STEP)},
+            "spec": {
+                "backoffLimit": 0,
+                "podFailurePolicy": failure_policy("node"),
+                "template": pod_template(plan, {}),
+            },
+        },
+    }
+    return {
+        "apiVersion": API,
+        "kind": "TrainingRuntime",
+        "metadata": metadata(plan, {"trainer.kubeflow.org/framework": "torch"}),
+        "spec": {
+            "mlPolicy": {"numNodes": plan.nodes, "torch": {}},
+            "template": {
+                "spec": {
+                    "failurePolicy": {"maxRestarts": plan.asked.max_restarts, "rules": [hopeless]},
+                    "replicatedJobs": [ranks],
+                }
+            },
+        },
+    }
+
+
+def _job(plan: JobPlan) -> Manifest:
+    """Return the TrainJob. Without numProcPerNode the controller would start as many ranks as a pod has CPUs."""
+    runs = process(plan)
+    return {
+        "apiVersion": API,
+        "kind": "TrainJob",
+        "metadata": job_metadata(plan),
+        "spec": {
+            "runtimeRef": {"apiGroup": API.partition("/")[0], "kind": "TrainingRuntime", "name": plan.name},
+            "trainer": {
+                "image": plan.image,
+                "command": runs["command"],
+                "env": runs["env"],
+                "numNodes": plan.nodes,
+                "numProcPerNode": plan.asked.nproc_per_node,
+                "resourcesPerNode": runs["resources"],
+            },
+        },
+    }
+
+
+_KINDS = {"trainjob": trainjob, "pytorchjob": pytorchjob, "job": job}
+_CLEAR_WORD = re.compile(r"[A-Za-z/].+", re.DOTALL)
+"""Texts that all readers of YAML agree on, except for the words that PyYAML quotes itself (true, no, null). kubectl
+reads 3e-5 and 0o17 as numbers and may read y as true, which PyYAML would leave without quotes."""
+
+
+def manifests(plan: JobPlan) -> list[Manifest]:
+    """Return the objects of the job."""
+    return _KINDS[plan.kind](plan)
+
+
+def as_yaml(objects: Sequence[Manifest]) -> str:
+    """Return the objects as one YAML text that kubectl reads."""
+    return yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, explicit_start=True, width=10**6)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes equal parts twice, where YAML would refer to the first, and quotes all strings but clear words."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if _CLEAR_WORD.fullmatch(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Plain.add_representer(str, _string)

@@ -1,34 +1,28 @@
 """The options of `whet launch`."""
 
+import re
 from dataclasses import dataclass, fields
 
+from whet.config.rules.ranges import Rule, at_least, broken_if, within
 from whet.config.settings import checked
 from whet.errors import Problem
 from whet.launch.start import Allocator, OpenMP
 
-
-def ranks_are_auto_or_a_number(asked: "LaunchArguments") -> Problem | None:
-    """The number of ranks is a whole number, or left to the machine."""
-    if asked.nproc_per_node == "auto" or (asked.nproc_per_node.isascii() and asked.nproc_per_node.isdigit()):
-        return None
-    return Problem(
+_RULES: tuple[Rule, ...] = (
+    broken_if(
+        "ranks_are_auto_or_a_number",
+        ("nproc_per_node",),
+        lambda asked: asked.nproc_per_node != "auto" and not re.fullmatch("[0-9]+", asked.nproc_per_node),
         what="nproc_per_node is neither auto nor a number",
-        got=asked.nproc_per_node,
         why="auto starts one rank for each NUMA node; a number starts that many",
         fix="use --nproc_per_node auto, or --nproc_per_node 2",
-    )
+    ),
+    at_least("max_restarts", 0, "it is a count"),
+    at_least("kept_free_cores", 0, "it is a count"),
+)
 
 
-def counts_are_not_negative(asked: "LaunchArguments") -> Problem | None:
-    """No count is below zero."""
-    for name in ("max_restarts", "kept_free_cores"):
-        value = getattr(asked, name)
-        if value is not None and value < 0:
-            return Problem(what=f"{name} is below 0", got=value, why="it is a count", fix=f"use --{name} 0 or more")
-    return None
-
-
-@checked(headings={"nproc_per_node": "Launch"}, rules=(ranks_are_auto_or_a_number, counts_are_not_negative))
+@checked(headings={"nproc_per_node": "Launch"}, rules=_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchArguments:
     """How many ranks are started, and on what."""
@@ -67,30 +61,6 @@ def hosts_are_given_once(asked: "HostsArguments") -> Problem | None:
     )
 
 
-def node_rank_is_one_of_the_nodes(asked: "HostsArguments") -> Problem | None:
-    """The number of this node is below the number of nodes."""
-    if asked.nnodes >= 1 and 0 <= asked.node_rank < asked.nnodes:
-        return None
-    return Problem(
-        what="node_rank is not the number of a node",
-        got=f"--nnodes {asked.nnodes} --node_rank {asked.node_rank}",
-        why="nodes are numbered from 0 to nnodes - 1",
-        fix="start the launcher once on each node: --nnodes 2 --node_rank 0 on the first, --node_rank 1 on the second",
-    )
-
-
-def nodes_know_the_first(asked: "HostsArguments") -> Problem | None:
-    """Launchers that are started by hand find each other through the first node."""
-    if asked.nnodes < 2 or asked.master_addr:
-        return None
-    return Problem(
-        what="master_addr is missing",
-        got=f"--nnodes {asked.nnodes}",
-        why="the launchers of the other nodes connect to that of node 0",
-        fix="add --master_addr with the address of node 0, the same on every node",
-    )
-
-
 _BY_SSH = ("ssh_command", "python", "working_dir", "env", "connect_timeout_s", "heartbeat_timeout_s")
 _BY_HAND = ("node_rank", "join_timeout_s")
 
@@ -112,28 +82,32 @@ def options_have_an_effect(asked: "HostsArguments") -> Problem | None:
     return None
 
 
-def ports_and_times_are_possible(asked: "HostsArguments") -> Problem | None:
-    """A port is one of TCP's, a time is above 0."""
-    if asked.master_port is not None and not 0 < asked.master_port < 65536:
-        return _out_of_range("master_port", asked.master_port, "a TCP port is a number from 1 to 65535", "29500")
-    for name, least_s in (("connect_timeout_s", 1), ("heartbeat_timeout_s", 3), ("join_timeout_s", 1)):
-        if getattr(asked, name) < least_s:
-            return _out_of_range(name, getattr(asked, name), f"it is a time of at least {least_s} s", "15")
-    return None
-
-
-def _out_of_range(name: str, got: object, why: str, example: str) -> Problem:
-    return Problem(what=f"{name} is out of range", got=got, why=why, fix=f"use --{name} {example}")
-
-
 @checked(
     headings={"hosts": "Several hosts"},
     rules=(
         hosts_are_given_once,
-        node_rank_is_one_of_the_nodes,
-        nodes_know_the_first,
+        broken_if(
+            "node_rank_is_one_of_the_nodes",
+            ("nnodes", "node_rank"),
+            lambda asked: not 0 <= asked.node_rank < asked.nnodes,
+            what="node_rank is not the number of a node",
+            why="nodes are numbered from 0 to nnodes - 1",
+            fix="start the launcher once on each node: --nnodes 2 --node_rank 0 on the first, --node_rank 1 on the "
+            "second",
+        ),
+        broken_if(
+            "nodes_know_the_first",
+            ("nnodes", "master_addr"),
+            lambda asked: asked.nnodes > 1 and not asked.master_addr,
+            what="master_addr is missing",
+            why="the launchers of the other nodes connect to that of node 0",
+            fix="add --master_addr with the address of node 0, the same on every node",
+        ),
         options_have_an_effect,
-        ports_and_times_are_possible,
+        within("master_port", "[1, 65535]", "it is a TCP port", 29500),
+        at_least("connect_timeout_s", 1, "a host takes some time to answer"),
+        at_least("heartbeat_timeout_s", 3, "a sign of life takes some time"),
+        at_least("join_timeout_s", 1, "a launcher takes some time to start"),
     ),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)

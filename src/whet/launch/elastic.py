@@ -30,7 +30,6 @@ _WATCHES_S = 0.05
 _ENDS_S, _STORE_S = 10.0, 60.0
 _CONNECTS_S, _TRIES_EVERY_S = 5.0, 0.2
 _SAYS_AFTER_S, _SAYS_EVERY_S = 1.0, 10.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOPBACK = "127.0.0.1"
 
 
@@ -300,7 +299,7 @@ def _outcome(
 def _signals(folder: Path) -> Iterator[_Asked]:
     """Pass the signals that ask this process to end on to the ranks, instead of ending it, within the block.
 
-    Signals that follow the first at once are not passed on, and under nohup, SIGHUP asks for nothing.
+    Signals that follow the first at once are not passed on.
     """
     asked, first_s = _Asked(), 0.0
 
@@ -318,14 +317,8 @@ def _signals(folder: Path) -> Iterator[_Asked]:
         if interrupts is not None:
             interrupts()
 
-    noted = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in noted}
-    before[NO_RESTART] = signal.signal(NO_RESTART, end)
-    try:
+    with rank.handled({**dict.fromkeys(rank.ENDING, note), NO_RESTART: end}):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

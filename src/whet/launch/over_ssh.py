@@ -1,9 +1,9 @@
 """`whet launch` on several hosts over the system's ssh: check all of them, start each, and end all together.
 
 The user names the hosts (`--hosts h1:2,h2`) or an MPI hostfile. Each is asked by `whet doctor --json` for its software,
-then to plan its ranks; all problems of all hosts are raised at once. Then `whet launch` runs on each
-(`launch/node.py`), and they meet at the first host. This module passes signals on, shows what hosts print, and stops
-all hosts when one fails or is lost.
+then to plan its ranks; all problems of all hosts are raised at once. Then `whet launch` runs on each (`__main__.py`),
+and they meet at the first host. This module passes signals on, shows what hosts print, and stops all hosts when one
+fails or is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -31,8 +31,7 @@ from whet.console import plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
 from whet.hardware import network
 from whet.launch.arguments import HostsArguments, LaunchArguments
-from whet.launch.node import BEAT, MARK, Orders
-from whet.launch.rank import NOT_STARTED_AGAIN, SAVE_S, STOP_S, say
+from whet.launch.rank import ENDING, NOT_STARTED_AGAIN, SAVE_S, STOP_S, handled, say
 from whet.launch.run import require_startable
 from whet.version import DISTRIBUTION, __version__
 
@@ -145,7 +144,9 @@ def _joined(entries: Iterable[Host | Problem], source: str) -> list[Host]:
     ]
 
 
-_NODE = ("-m", "whet.launch.node")
+MARK, BEAT = b"whet-launch: ", b"\0"
+"""What a host's line of facts begins with, and the byte that is a sign of life."""
+_NODE = ("-m", "whet.launch")
 _DOCTOR = ("-m", "whet", "doctor", "--json", "--no_measure")
 _ASKS = 'printf \'\\n%s %s %s %s\\n\' {mark} "$(uname -n)" "$(cat /proc/sys/kernel/random/boot_id)" "$SSH_CONNECTION"; '
 _HOST_MARK = "whet-host:"
@@ -154,7 +155,6 @@ _JOINS_S = 60.0
 _PLANS_S = 60.0
 _EVERY_S = 0.05
 _LEAVES_S = STOP_S + 3.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SSH_PORT = "22"
 _RESOLVES_S = 2.0
@@ -183,6 +183,26 @@ _CAUSES = (
      "name the Python of the hosts with --python PATH"),
 )  # fmt: skip
 """A part of what ssh or the remote shell says -> what it means, and the fix."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a host is to do."""
+
+    launch: dict[str, Any]
+    """Its `LaunchArguments`."""
+    hosts: dict[str, Any]
+    """Its `HostsArguments`: its number, and where the nodes meet."""
+    working_dir: str
+    variables: dict[str, str]
+    commands: Sequence[str]
+    ranked: Sequence[str]
+    silence_s: float
+    """How long the launcher may be silent before the ranks are stopped."""
+    first_rank: int | None = 0
+    n_restarts: int = 0
+    max_restarts: int = 0
+    """How often all hosts were started before, and how often they may be."""
 
 
 @dataclass(frozen=True)
@@ -463,7 +483,12 @@ def _plan(job: _Job, host: Host, orders: Orders) -> tuple[Mapping[str, Any] | Pr
 def _run(job: _Job, orders: Sequence[Orders]) -> tuple[_Failure | None, list[signal.Signals]]:
     """Start all hosts and return when all have ended: the first failure, and the user's signals."""
     failures: list[_Failure] = []
-    with _signals_noted() as signals:
+    signals: list[signal.Signals] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        signals.append(signal.Signals(number))
+
+    with handled(dict.fromkeys(ENDING, note)):
         # rank 0's output is shown as it is
         running = [
             _started(job, host, own, shows="" if not number else f"{host.name}: ")
@@ -569,23 +594,6 @@ def _show(number: int, shows: str | None, data: bytes) -> None:
     with suppress(OSError):  # a reader that is gone does not end the run
         while data:
             data = data[os.write(number, data) :]
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[signal.Signals]]:
-    """Note the signals that ask this process to end, instead of ending it; under nohup, SIGHUP asks for nothing."""
-    into: list[signal.Signals] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        into.append(signal.Signals(number))
-
-    noted = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in noted}
-    try:
-        yield into
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # ---- ssh ----

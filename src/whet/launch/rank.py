@@ -17,11 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from whet import console
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED
@@ -32,6 +33,8 @@ SAVE_S = 600.0
 """Seconds that ranks have to save a checkpoint after the user's signal, or after one of them has saved one."""
 NOT_STARTED_AGAIN = (EXIT_STOPPED_AND_SAVED, EXIT_BAD_CONFIG)
 """Exit codes after which another start would end the same way, or is not wanted."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask the launcher to end."""
 NO_RESTART = signal.SIGUSR1
 """What the launcher gets when the ranks are not to be started again."""
 _SPEC, _ASKED = "start.json", "asked"
@@ -131,6 +134,19 @@ def say(text: str) -> None:
     """Print a line of the launcher's own, apart from what rank 0 prints."""
     for line in console.folded_message(text, console.width(), "    "):
         print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Have signals call these functions within the block; under nohup, SIGHUP asks for nothing."""
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    noted = {number: handler for number, handler in handlers.items() if number != signal.SIGHUP or not under_nohup}
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in noted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def tail(log: Path, lines: int = 20) -> list[str]:

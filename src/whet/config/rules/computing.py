@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.config.fields import TrainingFields
 from whet.config.method_names import asked_by, names_to_ask_for
-from whet.config.rules.ranges import Rule, at_least, broken_if, only_with
+from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, only_with
 from whet.errors import Problem
 
 _SWITCHES = ("bf16", "fp16")
@@ -64,11 +64,10 @@ PRECISION_RULES: tuple[Rule, ...] = (
         why="TF32 is a format of the tensor cores of NVIDIA's GPUs, and would do nothing here",
         fix="leave out one of --tf32 and --use_cpu",
     ),
-    broken_if(
+    excludes(
         "int8_is_not_compiled",
-        ("precision", "torch_compile"),
-        lambda args: args.precision == "int8" and args.torch_compile,
-        what="int8 does not work with torch_compile",
+        "precision=int8",
+        ("torch_compile",),
         why="the compiler cannot look into whet's products of 8 bits, and would run its own in fp32",
         fix="leave --torch_compile out, or use --precision fp32",
     ),
@@ -139,11 +138,10 @@ COMPILE_RULES: tuple[Rule, ...] = (
         why="a compiled block chooses itself what it keeps for backward and what it computes again",
         fix="use --checkpointing_policy blocks, or leave --torch_compile out",
     ),
-    broken_if(
+    excludes(
         "offload_meets_no_graph",
-        ("torch_compile", "activation_offload"),
-        lambda args: args.torch_compile and args.activation_offload,
-        what="activation_offload does not go with torch_compile",
+        "activation_offload",
+        ("torch_compile",),
         why="a compiled block keeps its activations itself, and they would stay on the GPU",
         fix="leave one of the two out; --gradient_checkpointing saves memory in compiled models, too",
     ),
@@ -170,27 +168,6 @@ def _why(name: str, setting: str) -> str:
     return f"{name} has a setting of its own, --{setting}"
 
 
-def kept_states_are_those_of_passes(args: TrainingFields) -> Problem | None:
-    """States are kept for packed batches without padding tokens, as whet's own operators compute them."""
-    odd = {
-        "torch_compile": args.torch_compile or None,
-        "precision": args.precision if args.precision == "int8" else None,
-        "padding_in_loss": args.padding_in_loss if args.padding_in_loss != "none" else None,
-        "label_smoothing_factor": args.label_smoothing_factor or None,
-        "deepspeed": args.deepspeed,
-    }
-    given = {name: value for name, value in odd.items() if value}
-    if not args.cache_frozen_trunk or not given:
-        return None
-    return Problem(
-        what=f"cache_frozen_trunk does not go with {' and '.join(given)}",
-        got=given,
-        why="the hidden states of the frozen layers are kept as whet's operators compute them in fp32 or bf16, without "
-        "padding tokens",
-        fix=f"leave --cache_frozen_trunk out, or {' and '.join(f'--{name}' for name in given)}",
-    )
-
-
 METHOD_RULES: tuple[Rule, ...] = (
     methods_are_known,
     at_least("freeze_layers", 0, "blocks are counted from the input"),
@@ -202,5 +179,11 @@ METHOD_RULES: tuple[Rule, ...] = (
         why="it keeps the results of layers that are not trained",
         fix="add --freeze_layers 4, or leave --cache_frozen_trunk out",
     ),
-    kept_states_are_those_of_passes,
+    excludes(
+        "kept_states_are_those_of_passes",
+        "cache_frozen_trunk",
+        ("torch_compile", "precision=int8", "padding_in_loss", "label_smoothing_factor", "deepspeed"),
+        why="the hidden states of the frozen layers are kept as whet's operators compute them in fp32 or bf16, without "
+        "padding tokens",
+    ),
 )

@@ -1,5 +1,10 @@
-"""Rules made from the names of settings: each checks settings and returns the problem, or None."""
+"""Rules as rows: each checks settings and returns the problem, or None.
 
+A rule sees the settings of one class, or those of a task and then those of its training. A setting counts as set if it
+has neither its default nor a value that switches it off.
+"""
+
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,6 +14,55 @@ from whet.errors import Problem
 Rule = Callable[..., Problem | None]
 
 _SEEDS = 2**32
+_LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "[": (operator.ge, "from {}"), "(": (operator.gt, "above {}"), "]": (operator.le, "up to {}"),
+    ")": (operator.lt, "below {}"),
+}  # fmt: skip
+
+
+def broken_if(
+    rule_name: str, names: Sequence[str], is_broken: Callable[..., Any], *, what: str, why: str, fix: str
+) -> Rule:
+    """Return the rule that is broken by some values of the settings `names`; the problem shows these."""
+
+    def rule(*settings: Any) -> Problem | None:
+        if not is_broken(*settings):
+            return None
+        values = {name: getattr(_owner(name, settings), name) for name in names}
+        got = ", ".join(f"{name}={value}" for name, value in values.items()) if len(names) > 1 else values[names[0]]
+        return Problem(what=what, got=got if str(got).strip() else f"no {names[0]}", why=why, fix=fix)
+
+    return _named(rule_name, rule)
+
+
+def is_given(rule_name: str, name: str, *, what: str, why: str, fix: str) -> Rule:
+    """Return the rule that a text is not blank."""
+    return broken_if(rule_name, (name,), lambda asked: not getattr(asked, name).strip(), what=what, why=why, fix=fix)
+
+
+def excludes(
+    rule_name: str, asked: str | Sequence[str], others: Sequence[str], *, why: str, fix: str | None = None
+) -> Rule:
+    """Return the rule that none of `others` is set next to one of `asked`.
+
+    Each is the name of a setting, or `name=value` where this value alone counts. `fix` as in `Problem`; None: leave one
+    of the two out.
+    """
+
+    def rule(*settings: Any) -> Problem | None:
+        first = next((one for one in ([asked] if isinstance(asked, str) else asked) if is_set(one, *settings)), None)
+        given = [one for one in others if is_set(one, *settings)]
+        if first is None or not given:
+            return None
+        first, *names = (one.replace("=", " ") for one in (first, *given))
+        return Problem(
+            what=f"{first} does not go with {' and '.join(names)}",
+            got={one: getattr(_owner(one, settings), one) for one in (name.partition("=")[0] for name in given)},
+            why=why,
+            fix=fix or f"leave {' and '.join(f'--{name}' for name in names)} out, or --{first}",
+        )
+
+    return _named(rule_name, rule)
 
 
 def only_with(
@@ -17,35 +71,83 @@ def only_with(
     """Return the rule that these settings have their defaults, unless `asked` is set, or `is_on` says that it is on."""
 
     def rule(settings: Any) -> Problem | None:
-        usual = {one.name: one.default for one in fields(settings) if one.name in names}
-        given = {name: value for name in names if (value := getattr(settings, name)) != usual[name]}
+        usual = _defaults(settings)
+        given = {name: value for name in names if (value := getattr(settings, name)) not in (usual[name], {})}
         if not given or (getattr(settings, asked) is not None if is_on is None else is_on(settings)):
             return None
-        return Problem(
-            what=f"{' and '.join(given)} would change nothing without {asked}",
-            got=given,
-            why=why,
-            fix=fix,
-        )
+        return Problem(what=f"{' and '.join(given)} would change nothing without {asked}", got=given, why=why, fix=fix)
 
+    return _named(rule_name, rule)
+
+
+def is_set(word: str, *settings: Any) -> bool:
+    """Return whether a setting, given as in `excludes`, is set."""
+    name, equals, value = word.partition("=")
+    owner = _owner(name, settings)
+    now = getattr(owner, name)
+    return str(now) == value if equals else bool(now) and now != _defaults(owner)[name]
+
+
+def _owner(name: str, settings: Sequence[Any]) -> Any:
+    return next(one for one in settings if hasattr(one, name))
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    return {one.name: one.default for one in fields(settings)}
+
+
+def _named(rule_name: str, rule: Rule) -> Rule:
     rule.__name__ = rule_name
     return rule
 
 
-def broken_if(
-    rule_name: str, names: Sequence[str], is_broken: Callable[[Any], bool], *, what: str, why: str, fix: str
-) -> Rule:
-    """Return the rule that is broken by some values of the settings `names`; the problem shows these."""
+def _of_value(name: str, ending: str, fits: Callable[[Any], bool], *, what: str, why: str, fix: str) -> Rule:
+    """Return the rule that the value of one setting fits, if it is given."""
 
     def rule(settings: Any) -> Problem | None:
-        if not is_broken(settings):
-            return None
-        values = {name: getattr(settings, name) for name in names}
-        got = ", ".join(f"{name}={value}" for name, value in values.items()) if len(names) > 1 else values[names[0]]
-        return Problem(what=what, got=got, why=why, fix=fix)
+        value = getattr(settings, name)
+        return None if value is None or fits(value) else Problem(what=f"{name} {what}", got=value, why=why, fix=fix)
 
-    rule.__name__ = rule_name
-    return rule
+    return _named(f"{name}_{ending}", rule)
+
+
+def at_least(name: str, low: float, why: str) -> Rule:
+    """Return the rule that a number is `low` or more."""
+    fix = f"use --{name} {low:g} or more"
+    return _of_value(name, f"at_least_{low:g}", lambda value: value >= low, what=f"is below {low:g}", why=why, fix=fix)
+
+
+def at_most(name: str, high: int, why: str) -> Rule:
+    """Return the rule that a number is `high` or less."""
+    fix = f"use --{name} {high} or less"
+    return _of_value(name, f"at_most_{high}", lambda value: value <= high, what="is too large", why=why, fix=fix)
+
+
+def above(name: str, low: float, why: str) -> Rule:
+    """Return the rule that a number is more than `low`."""
+    fix, what = f"use a --{name} above {low:g}", f"is not above {low:g}"
+    return _of_value(name, f"above_{low:g}", lambda value: value > low, what=what, why=why, fix=fix)
+
+
+def within(name: str, interval: str, why: str, example: float) -> Rule:
+    """Return the rule that a number lies in an interval: "[0, 1)" has 0, and not 1."""
+    low, high = (float(text) for text in interval[1:-1].split(","))
+    (reaches, begins), (stays, ends) = _LIMITS[interval[0]], _LIMITS[interval[-1]]
+    words = f"{begins.format(f'{low:g}')}, {ends.format(f'{high:g}')}"
+    return _of_value(
+        name,
+        "within",
+        lambda value: reaches(value, low) and stays(value, high),
+        what=f"is not {words}",
+        why=why,
+        fix=f"use a --{name} {words}, such as {example:g}",
+    )
+
+
+def seed(name: str) -> Rule:
+    """Return the rule that a seed is valid for every random generator."""
+    why, fix = "numpy's generators, the narrowest, take seeds of 32 bits", f"use a --{name} from 0 to {_SEEDS - 1}"
+    return _of_value(name, "is_a_seed", lambda value: 0 <= value < _SEEDS, what="is not a valid seed", why=why, fix=fix)
 
 
 def is_text(name: str) -> Rule:
@@ -64,88 +166,7 @@ def is_text(name: str) -> Rule:
             fix=f"write --{name} in UTF-8",
         )
 
-    rule.__name__ = f"{name}_is_text"
-    return rule
-
-
-def at_least(name: str, low: float, why: str) -> Rule:
-    """Return the rule that a number, if it is given, is `low` or more."""
-
-    def rule(settings: Any) -> Problem | None:
-        value = getattr(settings, name)
-        if value is None or value >= low:
-            return None
-        return Problem(what=f"{name} is below {low:g}", got=value, why=why, fix=f"use --{name} {low:g} or more")
-
-    rule.__name__ = f"{name}_at_least_{low:g}"
-    return rule
-
-
-def above(name: str, low: float, why: str) -> Rule:
-    """Return the rule that a number is more than `low`."""
-
-    def rule(settings: Any) -> Problem | None:
-        value = getattr(settings, name)
-        if value > low:
-            return None
-        return Problem(what=f"{name} is not above {low:g}", got=value, why=why, fix=f"use a --{name} above {low:g}")
-
-    rule.__name__ = f"{name}_above_{low:g}"
-    return rule
-
-
-def seed(name: str) -> Rule:
-    """Return the rule that a seed, if it is given, is valid for every random generator."""
-
-    def rule(settings: Any) -> Problem | None:
-        value = getattr(settings, name)
-        if value is None or 0 <= value < _SEEDS:
-            return None
-        return Problem(
-            what=f"{name} is not a valid seed",
-            got=value,
-            why="numpy's generators, the narrowest, take seeds of 32 bits",
-            fix=f"use a --{name} from 0 to {_SEEDS - 1}",
-        )
-
-    rule.__name__ = f"{name}_is_a_seed"
-    return rule
-
-
-def below_one(name: str) -> Rule:
-    """Return the rule that a decay rate lies in [0, 1)."""
-
-    def rule(args: Any) -> Problem | None:
-        value = getattr(args, name)
-        if 0 <= value < 1:
-            return None
-        return Problem(
-            what=f"{name} is outside 0 to 1",
-            got=value,
-            why="it is the share of a running mean that each step keeps; at 1 the mean would never move",
-            fix=f"use a --{name} from 0 up to, but not including, 1",
-        )
-
-    rule.__name__ = f"{name}_below_one"
-    return rule
-
-
-def share(name: str, of_what: str) -> Rule:
-    """Return the rule that a number is a share, 0 to 1; `of_what` completes "it is the share"."""
-
-    def rule(settings: Any) -> Problem | None:
-        value = getattr(settings, name)
-        if 0 <= value <= 1:
-            return None
-        return Problem(
-            what=f"{name} is outside 0 to 1",
-            got=value,
-            why=f"it is the share {of_what}",
-            fix=f"use a --{name} from 0 to 1, such as 0.1",
-        )
-
-    rule.__name__ = f"{name}_is_a_share"
-    return rule
+    return _named(f"{name}_is_text", rule)
 
 
 def whole_or_share(name: str, strategy: str) -> Rule:
@@ -162,5 +183,4 @@ def whole_or_share(name: str, strategy: str) -> Rule:
             fix=f"use --{name} 100, or --{name} 0.1 for every tenth of the run, or --{strategy} no",
         )
 
-    rule.__name__ = f"{name}_whole_or_share"
-    return rule
+    return _named(f"{name}_whole_or_share", rule)

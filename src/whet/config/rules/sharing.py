@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from whet.config import deepspeed
 from whet.config.fields import TrainingFields
 from whet.config.optimizer_names import by_element
-from whet.config.rules.ranges import Rule
+from whet.config.rules.ranges import Rule, broken_if
 from whet.errors import Problem
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "ccl", "hccl", "cncl", "mccl")
@@ -58,18 +58,6 @@ def ddp_backend_is_known(args: TrainingFields) -> Problem | None:
         got=args.ddp_backend,
         why=f"torch and its extensions have {', '.join(_BACKENDS)}",
         fix="leave --ddp_backend out, which means gloo on a CPU and nccl on GPUs, or name one of these",
-    )
-
-
-def zero_stage_is_known(args: TrainingFields) -> Problem | None:
-    """There are three stages."""
-    if args.zero_stage in (None, 0, 1, 2, 3):
-        return None
-    return Problem(
-        what="zero_stage is no stage of ZeRO",
-        got=args.zero_stage,
-        why="1 shares the optimizer's state between the ranks, 2 the gradients too, 3 the weights too; 0 nothing",
-        fix="use --zero_stage 1, 2 or 3, or leave it out",
     )
 
 
@@ -195,11 +183,6 @@ def _words(fsdp: str | bool) -> list[str]:
     return str(fsdp).lower().replace(",", " ").split()
 
 
-def deepspeed_config_is_honoured(args: TrainingFields) -> Problem | None:
-    """Every key of the configuration is known, and every value agrees with the arguments."""
-    return deepspeed.problem_of(args)
-
-
 def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     """DeepSpeed's engine runs plain steps, at the stage of its configuration."""
     if args.deepspeed is None:
@@ -229,7 +212,14 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
 
 SHARING_RULES: tuple[Rule, ...] = (
     ddp_backend_is_known,
-    zero_stage_is_known,
+    broken_if(
+        "zero_stage_is_known",
+        ("zero_stage",),
+        lambda args: args.zero_stage not in (None, 0, 1, 2, 3),
+        what="zero_stage is no stage of ZeRO",
+        why="1 shares the optimizer's state between the ranks, 2 the gradients too, 3 the weights too; 0 nothing",
+        fix="use --zero_stage 1, 2 or 3, or leave it out",
+    ),
     fsdp_is_known,
     fsdp_and_stage_agree,
     offload_has_somewhere_to_go,
@@ -237,6 +227,6 @@ SHARING_RULES: tuple[Rule, ...] = (
     deepspeed_sums_gradients_itself,
     shared_weights_are_moved_by_torch,
     shared_weights_have_an_optimizer_by_element,
-    deepspeed_config_is_honoured,
+    deepspeed.config_is_honoured,
     deepspeed_goes_alone,
 )

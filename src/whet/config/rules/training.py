@@ -6,10 +6,9 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least, below_one, broken_if, seed, share, whole_or_share
+from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, seed, whole_or_share, within
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
 from whet.errors import ConfigError, OutputError, Problem
@@ -70,28 +69,13 @@ def _is_multiple(whole: float, part: float) -> bool:
     return times >= 1 and math.isclose(times * part, whole)  # shares of the run, such as 0.3 and 0.1, are not exact
 
 
-def trackers_or_none(args: TrainingFields) -> Problem | None:
-    """`none` and `all` cannot be combined with names."""
-    if not {"none", "all"} & set(args.report_to):
-        return None
-    return Problem(
-        what="report_to mixes none or all with names",
-        got=list(args.report_to),
-        why="none means no tracker, and all means every installed one; neither can be combined with a name",
-        fix="use --report_to none, --report_to all, or only names",
-    )
-
-
-def output_dir_has_a_name(args: Any) -> Problem | None:
-    """The empty path would be the folder the command runs in."""
-    if args.output_dir.strip():
-        return None
-    return Problem(
-        what="output_dir is empty",
-        got=repr(args.output_dir),
-        why="checkpoints and results need their own folder",
-        fix="name one: --output_dir out",
-    )
+output_dir_has_a_name = is_given(
+    "output_dir_has_a_name",
+    "output_dir",
+    what="output_dir is empty",
+    why="checkpoints and results need their own folder",
+    fix="name one: --output_dir out",
+)
 
 
 def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
@@ -264,11 +248,11 @@ TRAINING_RULES: tuple[Rule, ...] = (
     at_least("ddp_bucket_cap_mb", 1, "a bucket holds something"),
     at_least("learning_rate", 0, "a negative learning rate would increase the loss"),
     at_least("weight_decay", 0, "a negative decay would grow the weights"),
-    below_one("adam_beta1"),
-    below_one("adam_beta2"),
+    within("adam_beta1", "[0, 1)", "it is the share of a running mean that each step keeps", 0.9),
+    within("adam_beta2", "[0, 1)", "it is the share of a running mean that each step keeps", 0.9),
     at_least("adam_epsilon", 0, "it is added to a root to avoid a division by zero"),
     at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
-    share("label_smoothing_factor", "of each label that goes to all classes"),
+    within("label_smoothing_factor", "[0, 1]", "it is the share of each label that goes to all classes", 0.1),
     at_least("max_grad_norm", 0, "a norm is never negative; 0 disables clipping"),
     broken_if(
         "max_steps_off_or_positive",
@@ -295,7 +279,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
         fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
     ),
-    share("warmup_ratio", "of the run's optimizer steps over which the learning rate rises"),
+    within("warmup_ratio", "[0, 1]", "it is the share of the run over which the learning rate rises", 0.1),
     broken_if(
         "one_warmup",
         ("warmup_steps", "warmup_ratio"),
@@ -322,7 +306,14 @@ TRAINING_RULES: tuple[Rule, ...] = (
         why="it needs the number of the evaluation that defines the best model",
         fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
     ),
-    trackers_or_none,
+    broken_if(
+        "trackers_or_none",
+        ("report_to",),
+        lambda args: {"none", "all"} & set(args.report_to),
+        what="report_to mixes none or all with names",
+        why="none means no tracker, and all means every installed one; neither can be combined with a name",
+        fix="use --report_to none, --report_to all, or only names",
+    ),
     broken_if(
         "logging_dir_is_read",
         ("logging_dir",),

@@ -1,5 +1,6 @@
-"""LoRA of a run: low-rank pairs next to chosen layers learn, and the model's own weights stay (Hu et al. 2021).
+"""The model of a run before its training: rows for new tokens, new experts, and LoRA.
 
+With LoRA, low-rank pairs next to chosen layers learn, and the model's own weights stay (Hu et al. 2021).
 The adapter is peft's own, so that its folder loads anywhere.
 """
 
@@ -14,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 from whet import optional
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
-from whet.jobs.experts import with_experts
 from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
+from whet.models.experts.settings import ExpertSettings
 from whet.models.loading.adapter import digest_of, quiet_peft
 from whet.models.loading.heads import Head
 from whet.models.loading.load import add_rows
@@ -44,7 +45,24 @@ def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, to
         printing.show([f"tokens: {len(new)} new in the embedding tables, now {new[-1] + 1:,} rows: {shown}"])
     elif job.resize_token_embeddings:
         printing.show(["tokens: the embedding tables have rows for all of them"])
-    return _adapted(with_experts(model, job, args), job, args, head, new)
+    return _adapted(_with_experts(model, job, args), job, args, head, new)
+
+
+def _with_experts(model: Any, job: JobFields, args: TrainingArguments) -> Any:
+    """Return the model with the experts that the run asks for; without moe_experts, the model as it is."""
+    if job.moe_experts is None:
+        return model
+    from whet.models.experts.upcycle import upcycle
+
+    settings = ExpertSettings(
+        experts=job.moe_experts,
+        top_k=job.moe_top_k,
+        every=job.moe_every,
+        capacity_factor=job.moe_capacity_factor,
+        aux_loss_coef=job.moe_aux_loss_coef,
+        z_loss_coef=job.moe_z_loss_coef,
+    )
+    return upcycle(model, settings, seed=args.seed)
 
 
 def _first_of(tokens: list[str]) -> str:

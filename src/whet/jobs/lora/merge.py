@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from whet.errors import ConfigError, StorageError
 from whet.hardware import memory
-from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
 from whet.log import logger, set_up
 from whet.models import finite
@@ -57,17 +56,19 @@ _UNFINISHED = ".merge.partial"
 """Lies in the output folder while the model is written to it."""
 
 
-def run_merge(asked: MergeArguments, known: Iterable[heads.Head]) -> int:
-    """Run the command; return its exit code. `known`: the heads of models whose adapters whet trains."""
+def run_merge(adapter: str, output_dir: str, base: str | None, known: Iterable[heads.Head]) -> int:
+    """Run the command; return its exit code.
+
+    `base` is the model that the adapter was trained on, None the one that it names; `known` are the heads of models
+    whose adapters whet trains.
+    """
     set_up()
-    folder, output = Path(asked.adapter), Path(asked.output_dir)
+    folder, output = Path(adapter), Path(output_dir)
     _require_empty(output)
     settings = settings_of(folder)
-    base = asked.model_name_or_path or base_of(settings, folder)
-    source, head = (
-        ModelSource(model=base, revision=revision_of(settings, base)),
-        head_of_adapter(settings, folder, known),
-    )
+    base = base or base_of(settings, folder)
+    source = ModelSource(model=base, revision=revision_of(settings, base))
+    head = head_of_adapter(settings, folder, known)
     model = base_model(source, head, folder)
     tokenizer, reading = load_tokenizer(tokenizer_source(source, folder), resize=None), file_of_run(folder, NAME)
     require_rows(model, tokenizer, folder)

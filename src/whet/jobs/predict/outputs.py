@@ -14,8 +14,7 @@ from typing import Any
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import StorageError, escape_controls
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.predict.trained import read_reading
+from whet.jobs.predict.arguments import PredictArguments
 from whet.store.write import disk_fix
 from whet.watch import files as output_files
 
@@ -23,12 +22,13 @@ _MOST_LINKS = 40
 """Links that Linux follows one after the other."""
 
 
-def reading_of(asked: PredictFields, task: str) -> dict[str, Any]:
-    """Return how the model read its training data; empty if that is not known."""
-    return read_reading(Path(asked.model), task)
+def setting_of(asked: PredictArguments, known: Mapping[str, Any], name: str, usual: Any = None) -> Any:
+    """Return a setting: what the command is asked for, else that of the training (`known`), else the usual value."""
+    value = getattr(asked, name)
+    return known.get(name, usual) if value is None else value
 
 
-def engine_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) -> Engine:
+def engine_of(asked: PredictArguments, model: Any, tokenizer: Any, **more: Any) -> Engine:
     """Return an engine that predicts with this model: without padding and with native operators if they can serve.
 
     `more` goes into its RunSpec.
@@ -44,7 +44,7 @@ def engine_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) -> 
     return Engine(RunSpec(model=model, args=args, processing_class=tokenizer, **more))
 
 
-def write(asked: PredictFields, engine: Engine, entries: Iterable[Mapping[str, Any]]) -> None:
+def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object a line, and print how many, where, and how the model ran.
 
     That is printed to standard error if the predictions go to standard output.

@@ -1,58 +1,21 @@
 """`whet classify`: the command of text classification, and what its run consists of."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.task import OF_TRAINING, Task
+from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
-from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, check_run
+from whet.tasks.classify.arguments import LOWER_IS_BETTER, RUN_RULES, ClassifyArguments
 
 if TYPE_CHECKING:
-    from whet.jobs.job import Job
     from whet.tasks.classify.examples import Examples
 
-_SHOWN = {
-    **OF_TRAINING,
-    "eval_loss": ("loss", "{:.4f}"),
-    "eval_accuracy": ("accuracy", "{:.2%}"),
-    "eval_f1_micro": ("F1, micro", "{:.4f}"),
-    "eval_f1_macro": ("F1, macro", "{:.4f}"),
-    "eval_matthews_correlation": ("Matthews' correlation", "{:.4f}"),
-    "eval_pearson": ("Pearson's correlation", "{:.4f}"),
-    "eval_spearmanr": ("Spearman's correlation", "{:.4f}"),
-    "eval_mse": ("mean squared error", "{:.4f}"),
-    "predict_accuracy": ("accuracy, test", "{:.2%}"),
-    "predict_pearson": ("Pearson's, test", "{:.4f}"),
-}
 
-
-def _read(job: ClassifyArguments, name: str) -> Examples:
+def _read(job: ClassifyArguments, split: str) -> "Examples":
     from whet.tasks.classify.examples import read_split
 
-    return read_split(job, name)
-
-
-def _prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
-    from whet.tasks.classify.job import prepare
-
-    return prepare(job, args, examples)
-
-
-def _predict(asked: PredictFields) -> int:
-    from whet.tasks.classify.job import predict
-
-    return predict(asked)
-
-
-def _tables(job: Job) -> Sequence[str]:
-    from whet.tasks.classify.job import tables
-
-    return tables(job)
+    return read_split(job, split)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,12 +32,24 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
 TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
-    check=check_run,
+    rules=RUN_RULES,
     read=_read,
-    prepare=_prepare,
-    predict=_predict,
-    shown=_SHOWN,
-    tables=_tables,
+    prepare=lazily(__name__, "job", "prepare"),
+    predict=lazily(__name__, "job", "predict"),
+    tables=lazily(__name__, "job", "tables"),
+    shown={
+        **OF_TRAINING,
+        "eval_loss": ("loss", "{:.4f}"),
+        "eval_accuracy": ("accuracy", "{:.2%}"),
+        "eval_f1_micro": ("F1, micro", "{:.4f}"),
+        "eval_f1_macro": ("F1, macro", "{:.4f}"),
+        "eval_matthews_correlation": ("Matthews' correlation", "{:.4f}"),
+        "eval_pearson": ("Pearson's correlation", "{:.4f}"),
+        "eval_spearmanr": ("Spearman's correlation", "{:.4f}"),
+        "eval_mse": ("mean squared error", "{:.4f}"),
+        "predict_accuracy": ("accuracy, test", "{:.2%}"),
+        "predict_pearson": ("Pearson's, test", "{:.4f}"),
+    },
     judged_by=("f1_micro", "accuracy", "pearson"),
 )
 CLASSIFY = training_command(

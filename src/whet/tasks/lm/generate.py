@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 from transformers import GenerationConfig, set_seed
 
 from whet import console, log
-from whet.errors import ConfigError, DataError, escape_controls
+from whet.data.files.rejected import Rejected
+from whet.errors import ConfigError, DataError, WhetError, escape_controls
+from whet.jobs.job import Job
 from whet.jobs.tokenising import progress
 from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import max_positions
 from whet.tasks.lm.arguments import GenerateArguments
+from whet.tasks.lm.render import Template, require_template
 
 Turns = list[dict[str, str]]
 _SAID = "whatissaid"
@@ -74,7 +78,10 @@ class Writer:
 
     def _asked(self, turns: Turns) -> torch.Tensor:
         with progress.reported(1, "writing the text by the chat template", "conversation"):
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            try:
+                text = Template(self.tokenizer).shown(turns, ask=True)
+            except Rejected as problem:
+                raise problem.error(self.asked.model) from None
         return self._ids_of(text, add_special_tokens=False)
 
     def _ids_of(self, text: str, **options: bool) -> torch.Tensor:
@@ -153,7 +160,7 @@ def run_generate(asked: GenerateArguments) -> int:
         for prompt in asked.prompts:
             _show(prompt + writer.continued(prompt))
         return 0
-    _require_template(writer)
+    require_template(tokenizer, asked.model, "leave --chat out and give --prompt")
     _talk(writer, asked.prompts or _lines(), at_a_terminal=not asked.prompts and _asks())
     return 0
 
@@ -176,7 +183,7 @@ def _talk(writer: Writer, said: Iterable[str], *, at_a_terminal: bool) -> None:
         turns.append({"role": "user", "content": one})
         try:
             turns.append({"role": "assistant", "content": writer.answer(turns)})
-        except ConfigError as problem:
+        except WhetError as problem:
             if not at_a_terminal:
                 raise
             turns.pop()
@@ -215,16 +222,6 @@ def _show(text: str) -> None:
     print("\n".join(escape_controls(line) for line in text.split("\n")), flush=True)
 
 
-def _require_template(writer: Writer) -> None:
-    if not getattr(writer.tokenizer, "chat_template", None):
-        raise ConfigError(
-            what="the tokenizer has no chat template",
-            got=writer.asked.model,
-            why="a conversation becomes text by the template that the model was trained with",
-            fix="name a chat model, or leave --chat out and give --prompt",
-        )
-
-
 def _no_room(n_tokens: int, limit: int | None, *, chat: bool) -> ConfigError:
     text = "turn" if chat else "prompt"
     return ConfigError(
@@ -233,3 +230,15 @@ def _no_room(n_tokens: int, limit: int | None, *, chat: bool) -> ConfigError:
         why="the model continues a text of at least one token within its positions",
         fix=("say it in fewer words" if chat else "use a shorter --prompt") if n_tokens else "use another --prompt",
     )
+
+
+def show_demo(job: Job, metrics: Mapping[str, float]) -> None:
+    """Show what the model of `whet demo-lm` has learnt, and a text that it writes."""
+    before = next(entry["eval_loss"] for entry in job.engine.state.log_history if "eval_loss" in entry)
+    print(f"\nperplexity before training {math.exp(before):,.0f}, after {metrics['eval_perplexity']:,.0f}\n")
+    folder, engine = job.args.output_dir, job.engine
+    asked = GenerateArguments(model=folder, prompt="The", max_new_tokens=80, do_sample=True, temperature=0.8)
+    set_seed(job.args.seed)
+    writer = Writer(engine.model.eval(), engine.spec.processing_class, asked)
+    print(console.paragraph(f"The{writer.continued('The')}"))
+    print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')

@@ -191,7 +191,7 @@ _ROLES = {
 }
 """Names of the speakers, in any letters -> their roles; the words of a call are JSON with a name and arguments."""
 _PLAIN = frozenset((USER, ASSISTANT, SYSTEM, TOOL))
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def _message(found: Any, name: str, number: int, unified: bool) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _looked_at(found: Any, name: str, unified: bool) -> dict[str, Any]:
         content = message["content"] = _joined(content, f"{name}.content")
     if not _may_be_wordless(message):
         text_field({f"{name}.content": content} if content is not None else {}, f"{name}.content")
-    for media in _MEDIA:
+    for media in MEDIA:
         if message.get(media):
             raise _no_media(f"{name}.{media}", message[media])
     if learnt is None or (learnt is True and message["role"] == ASSISTANT):

@@ -48,8 +48,8 @@ class Rendered:
 def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Rendered:
     """Return the texts of the examples; raises DataError for a conversation that its template cannot show."""
     chats = any(is_chat(value) for value in examples.values)
-    if chats and not getattr(tokenizer, "chat_template", None):
-        raise _no_template(examples)
+    if chats:
+        require_template(tokenizer, f"conversations in {examples.source}", "rows with prompt and completion as texts")
     texts, spans, endless = [], [], False
     all_inputs = examples.inputs or [NO_INPUTS] * len(examples)
     others = _OtherFields()
@@ -66,6 +66,17 @@ def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Re
             count(1)
     with_end = examples.form in ("text", "completion") and not chats
     return Rendered(texts, spans, not chats, with_end, endless, others.not_shown())
+
+
+def require_template(tokenizer: Any, got: str, instead: str) -> None:
+    """Raise ConfigError if the tokenizer has no chat template; `instead` is what works without one."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            what="the tokenizer has no chat template",
+            got=got,
+            why="messages become text by the template that the model was trained with",
+            fix=f"use a chat model, or {instead}",
+        )
 
 
 @dataclass(frozen=True)
@@ -469,13 +480,4 @@ def _unstable(number: int) -> Rejected:
         why="the chat template changes earlier turns, so that it is not known which characters are the assistant's",
         fix="give each turn of the assistant a row of its own, with the messages before it; or, without --loss dpo, "
         "learn all turns: --completion_only_loss false",
-    )
-
-
-def _no_template(examples: Examples) -> ConfigError:
-    return ConfigError(
-        what="the tokenizer has no chat template",
-        got=f"conversations in {examples.source}",
-        why="messages become text by the template that the model was trained with",
-        fix="use a chat model, or rows with prompt and completion as texts",
     )

@@ -1,9 +1,10 @@
-"""`whet ask`: a trained model's answers to questions about one text."""
+"""`whet ask`: a trained model's answers to questions about one text; `whet demo` ends with some."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from whet import console, log
 from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
+from whet.jobs.demo import DATA
+from whet.jobs.job import Job
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -20,7 +23,7 @@ from whet.models.loading.load import max_positions
 from whet.objectives.choose import choose
 from whet.objectives.span import SpanObjective
 from whet.precision.policy import Float32
-from whet.tasks.qa.arguments import AskArguments
+from whet.tasks.qa.arguments import AskArguments, QaArguments
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.judge import predict
 from whet.tasks.qa.splits import Split
@@ -108,3 +111,16 @@ def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: s
     """Return the answers with the chosen one first: if "no answer" won by the threshold, it comes first."""
     found = [Answer(str(e["text"]), float(e["probability"]), span) for e, span in zip(nbest, spans, strict=True)]
     return sorted(found, key=lambda answer: answer.text != best)
+
+
+def show_demo(qa: QaArguments, job: Job, metrics: Mapping[str, float]) -> None:
+    """Show what the model of `whet demo` has learnt, and its answers about texts that it has never seen."""
+    before = next(entry["eval_f1"] for entry in job.engine.state.log_history if "eval_f1" in entry)
+    print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
+    windows, decode = WindowOptions(with_labels=False), DecodeOptions.of(qa)
+    reader = Reader(job.engine.model, job.engine.spec.processing_class, windows, decode)
+    for item in json.loads((DATA / "unseen.json").read_text("utf-8")):
+        print(f"\n{console.paragraph(item['context'])}")
+        show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])
+    folder = job.args.output_dir
+    print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.errors import ConfigError, DataError, NonFiniteError, OutputError, Problem
+from whet.errors import NonFiniteError, OutputError
+from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.types import Predictions, Questions, SpanScores, Windows
 from whet.watch import files as output_files
 
@@ -189,20 +189,10 @@ class DecodeOptions:
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
 
-    def __post_init__(self) -> None:
-        """Refuse sizes that leave no candidates."""
-        problems = [
-            Problem(
-                what=f"--{name} is too small",
-                got=got,
-                why="at least one must be looked at",
-                fix=f"use --{name} 1 or more",
-            )
-            for name, got in (("n_best_size", self.n_best_size), ("max_answer_length", self.max_answer_length))
-            if got < 1
-        ]
-        if problems:
-            raise ConfigError.of(problems)
+    @classmethod
+    def of(cls, qa: QaArguments) -> DecodeOptions:
+        """Return what the options of a run say."""
+        return cls(**{name: getattr(qa, name) for name in cls.__dataclass_fields__})
 
 
 def decode(questions: Questions, windows: Windows, scores: SpanScores, options: DecodeOptions) -> Predictions:
@@ -211,10 +201,10 @@ def decode(questions: Questions, windows: Windows, scores: SpanScores, options: 
     Behaves as `postprocess_qa_predictions` of the guides' `utils_qa.py` does; of equal scores the first window, then
     the likelier start, then the likelier end wins. If several answers of a SQuAD v2.0 question are kept and all are
     empty texts, the script fails; here the question gets the answer "empty", as in the script if only one is kept.
-    Probabilities are computed in float64. Raises DataError if the parts do not fit together, NonFiniteError if a
-    logit is infinite or not a number.
+    Probabilities are computed in float64. Raises NonFiniteError if a logit is infinite or not a
+    number.
     """
-    _check(questions, windows, scores, options)
+    _require_finite(scores)
     n_best = options.n_best_size
     found = text_candidates(windows, scores, n_best=n_best, max_tokens=options.max_answer_length)
     if not options.version_2_with_negative:
@@ -325,10 +315,7 @@ def _softmax(score: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return power / np.repeat(np.add.reduceat(power, bounds[:-1]), np.diff(bounds))
 
 
-def _check(questions: Questions, windows: Windows, scores: SpanScores, options: DecodeOptions) -> None:
-    problems = _mismatches(questions, windows, scores, options)
-    if problems:
-        raise DataError.of(problems)
+def _require_finite(scores: SpanScores) -> None:
     real_starts, real_ends = scores.start_index >= 0, scores.end_index >= 0
     logits = [scores.start_logit[real_starts], scores.end_logit[real_ends], scores.null_start, scores.null_end]
     broken = sum(int((~np.isfinite(logit)).sum()) for logit in logits)
@@ -339,21 +326,3 @@ def _check(questions: Questions, windows: Windows, scores: SpanScores, options: 
             why="answers are ranked by their logits",
             fix="use an earlier checkpoint; or train again with a lower --learning_rate, or --bf16 instead of --fp16",
         )
-
-
-def _mismatches(questions: Questions, windows: Windows, scores: SpanScores, options: DecodeOptions) -> list[Problem]:
-    n_rows, k = scores.start_index.shape
-    repeated = [name for name, n in Counter(questions.ids).items() if n > 1]
-    n_windows = np.bincount(windows.question_of, minlength=len(questions))
-    checks = [
-        (not repeated, "questions share an id", repeated[:5],
-         "predictions are kept by question id", "give every question its own id"),
-        (len(n_windows) == len(questions) and n_windows.all(), "questions and windows do not belong together",
-         f"{len(questions)} questions; windows of {np.count_nonzero(n_windows)}, the last of them {len(n_windows) - 1}",
-         "an answer is sought in the windows of its question", "make the windows of these questions"),
-        (n_rows == len(windows), "scores and windows differ in number", f"{n_rows} scores, {len(windows)} windows",
-         "each window has one row of scores", "score all windows, in order"),
-        (k >= options.n_best_size, "too few starts and ends are kept", f"{k}, n_best_size={options.n_best_size}",
-         "the n_best_size best of each window are paired", "call top_spans with k=n_best_size"),
-    ]  # fmt: skip
-    return [Problem(what=what, got=got, why=why, fix=fix) for fits, what, got, why, fix in checks if not fits]

@@ -11,11 +11,11 @@ from transformers import set_seed
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card
+from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card, source_of
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.predict import outputs
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.sources import source_of
+from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.predict.trained import read_reading
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
@@ -63,18 +63,8 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     return Job(engine, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
 
 
-def decode_options(qa: QaArguments) -> DecodeOptions:
-    """Return how answers are chosen."""
-    return DecodeOptions(
-        n_best_size=qa.n_best_size,
-        max_answer_length=qa.max_answer_length,
-        null_score_diff_threshold=qa.null_score_diff_threshold,
-        version_2_with_negative=qa.version_2_with_negative,
-    )
-
-
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:
-    judge = Judge(split, decode_options(qa), Path(args.output_dir), PREFIX_OF[name])
+    judge = Judge(split, DecodeOptions.of(qa), Path(args.output_dir), PREFIX_OF[name])
     return Part(split.rows, judge, len(split.rows), split.questions.left_out, unit="questions")
 
 
@@ -100,17 +90,17 @@ def _require_works(engine: Engine, split: Split) -> None:
 _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
 
 
-def predict(asked: PredictFields) -> int:
+def predict(asked: PredictArguments) -> int:
     """Write the best answers to every question in the file; return the exit code."""
     questions = read_questions(
         Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
     )
     questions.left_out.log(asked.file, "question")
-    known = outputs.reading_of(asked, "qa")
+    known = read_reading(Path(asked.model), "qa")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
-    length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
+    length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))
-    stride = known.get("doc_stride", _USUAL_STRIDE) if asked.doc_stride is None else asked.doc_stride
+    stride = outputs.setting_of(asked, known, "doc_stride", _USUAL_STRIDE)
     options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
     split = Split(questions, cached_windows(questions, tokenizer, options))
     engine = outputs.engine_of(asked, model, tokenizer)

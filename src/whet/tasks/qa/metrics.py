@@ -31,11 +31,9 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
     The guides' `run_qa.py` gives a no-answer probability of 0.0 for every question instead: its thresholds are always
     0.0, and its best scores depend on the order of the questions. Those are not reproduced.
 
-    Raises DataError if predictions are missing, belong to unknown questions, or do not fit the version.
+    Raises DataError if a question of v1.1 has no answer.
     """
-    problems = [*_mismatches(questions, predictions), *_wrong_version(questions, predictions, version_2=version_2)]
-    if problems:
-        raise DataError.of(problems)
+    check_scorable(questions, version_2=version_2)
     return _version_2(questions, predictions) if version_2 else _version_1(questions, predictions)
 
 
@@ -116,30 +114,6 @@ def _best_threshold(gain: np.ndarray, unanswered: int, odds: np.ndarray) -> tupl
 
 def _percent(scores: Iterable[float]) -> float:
     return 100.0 * float(np.mean(np.asarray(scores, dtype=np.float64)))
-
-
-def _mismatches(questions: Questions, predictions: Predictions) -> list[Problem]:
-    wanted, found = set(questions.ids), set(predictions.best)
-    missing = [name for name in questions.ids if name not in found]
-    unknown = [name for name in predictions.best if name not in wanted]
-    checks = [
-        (len(questions) > 0, "there are no questions to score", None,
-         "a score is a mean over questions", "evaluate on a file that holds some"),
-        (not missing, f"{len(missing)} of {len(questions)} questions have no prediction", missing[:5],
-         "the score is a mean over all questions", "predict an answer, or the empty text, for each"),
-        (not unknown, f"{len(unknown)} predictions belong to no question", unknown[:5],
-         "predictions are matched to questions by id", "score them against the file that they were made from"),
-    ]  # fmt: skip
-    return [Problem(what=what, got=got, why=why, fix=fix) for fits, what, got, why, fix in checks if not fits]
-
-
-def _wrong_version(questions: Questions, predictions: Predictions, *, version_2: bool) -> list[Problem]:
-    if not version_2:
-        return _no_answer(questions)
-    without = [name for name in questions.ids if name not in (predictions.null_odds or {})]
-    why, fix = "the best thresholds are sought over them", "decode with version_2_with_negative"
-    what = f"{len(without)} of {len(questions)} questions have no null odds"
-    return [Problem(what=what, got=without[:5], why=why, fix=fix)] if without else []
 
 
 def _no_answer(questions: Questions) -> list[Problem]:

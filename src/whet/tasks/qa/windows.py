@@ -212,15 +212,6 @@ class WindowOptions:
     with_labels: bool = True
     """Whether rows carry `start_positions` and `end_positions`."""
 
-    def __post_init__(self) -> None:
-        if self.doc_stride < 0 or self.max_seq_length < 1:
-            raise ConfigError(
-                what="the windows cannot be cut",
-                got=f"max_seq_length {self.max_seq_length}, doc_stride {self.doc_stride}",
-                why="a row has at least one token, and windows leave nothing out",
-                fix="use --max_seq_length 1 or more and --doc_stride 0 or more",
-            )
-
 
 @dataclass(frozen=True)
 class _Encoded:

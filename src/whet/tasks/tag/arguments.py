@@ -1,19 +1,32 @@
 """The options of token classification, under the names of transformers' run_ner.py, and their rules."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, at_least
-from whet.config.settings import broken, checked, printable
-from whet.errors import Problem
-from whet.jobs.fields import OFF, REFUSED, JobFields, Pooling
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on
+from whet.config.settings import checked
+from whet.jobs.fields import NOT_HONOURED, JobFields, Pooling
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, best_metric_among, spans_are_of_answers, windows_move_on
+
+METRICS = ("f1", "accuracy", "precision", "recall", "f1_macro", "loss")
+"""Metrics of an evaluation: f1, precision and recall are those of entities, f1_macro is that of plain tags."""
 
 
+TAG_RULES: tuple[Rule, ...] = (
+    *JOB_RULES,
+    at_least("max_seq_length", 3, "a row holds a word and special tokens"),
+    at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
+    windows_move_on,
+)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_among(lambda _: METRICS), spans_are_of_answers)
+
+
+_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_seq_length": "Length and labels"}
+
+
+@checked(headings=_HEADINGS, rules=TAG_RULES, refused=NOT_HONOURED)
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TagFields(JobFields):
-    """What a run of token classification is asked for, unchecked."""
+class TagArguments(JobFields):
+    """Which model learns which tags, from which sentences."""
 
     task_name: str = "ner"
     """What the tags are, such as ner, pos or chunk. Chooses the columns {task_name}_tags and {task_name}."""
@@ -48,46 +61,3 @@ class TagFields(JobFields):
     """Give every piece of a word its tag (later pieces I- instead of B-). false: the first piece alone."""
     return_entity_level_metrics: bool = False
     """Report precision, recall and F1 of each kind of entity too."""
-
-
-METRICS = ("accuracy", "f1", "precision", "recall", "f1_macro", "loss")
-
-
-def best_metric_is_known(job: TagFields, args: TrainingArguments) -> Problem | None:
-    """Reported before the training, not at its first evaluation."""
-    wanted = args.metric_for_best_model
-    if wanted is None or wanted.removeprefix("eval_") in METRICS:
-        return None
-    return Problem(
-        what="metric_for_best_model names no metric",
-        got=wanted,
-        why=f"an evaluation computes {', '.join(METRICS)} (f1 of entities, f1_macro of plain tags)",
-        fix="use one of these in --metric_for_best_model, such as f1 for entities or accuracy for plain tags",
-    )
-
-
-def check_run(job: TagFields, args: TrainingArguments) -> list[Problem]:
-    """Return what is wrong between the options of the task and those of the training."""
-    return broken(RUN_RULES, job, args)
-
-
-TAG_RULES: tuple[Rule, ...] = (
-    *JOB_RULES,
-    at_least("max_seq_length", 3, "a row holds a word and special tokens"),
-    at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
-    windows_move_on,
-)
-RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, spans_are_of_answers)
-
-
-_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_seq_length": "Length and labels"}
-
-
-@checked(headings=_HEADINGS, rules=TAG_RULES, refused=REFUSED, off=OFF)
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TagArguments(TagFields):
-    """Which model learns which tags, from which sentences."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field by name, ready for JSON, the token masked."""
-        return printable(self)

@@ -1,34 +1,47 @@
-"""A run of token classification over sentences that have been read, and `whet predict` for its models."""
+"""A run of token classification over sentences that have been read, and `whet predict` for its models.
+
+Tags become the labels of tokens, for the first piece of each word or for all; the logits of tokens become the tags of
+words, and are judged: entities by seqeval, plain tags by F1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.job import Job, Part, engine_of, model_card
+from whet.data.files.bad_rows import MAX_SHOWN
+from whet.data.store import RowStore
+from whet.errors import ConfigError, DataError, Problem
+from whet.jobs import metrics
+from whet.jobs.fields import Pooling
+from whet.jobs.job import Job, Part, engine_of, model_card, source_of
+from whet.jobs.judging import PredictionJudge, pooled
 from whet.jobs.lora.adapt import prepared
 from whet.jobs.predict import outputs
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.sources import source_of
+from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.predict.trained import read_reading
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
-from whet.jobs.tokenising.words import WordRowMaker
+from whet.jobs.tokenising.words import NO_WORD, WordRowMaker, WordRows
 from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.optional import extra, require
 from whet.store import restore
 from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.judge import TagJudge, best_tags, entries_of, only_logits, words_of
-from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
 from whet.tasks.tag.read import read_file
-from whet.tasks.tag.rows import Split, tokenised
-from whet.tasks.tag.sentences import Named, Sentences
+from whet.tasks.tag.sentences import ENTITY, IGNORED, Named, Sentences
 from whet.watch import printing
 
 _LONGEST_UNSAID = 10_000
@@ -101,9 +114,9 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
     return tags
 
 
-def predict(asked: PredictFields) -> int:
+def predict(asked: PredictArguments) -> int:
     """Write the tags and scores of every word in the file; return the exit code."""
-    known = outputs.reading_of(asked, "tag")
+    known = read_reading(Path(asked.model), "tag")
     named = Named(
         words=asked.text_column_names or known.get("text_column_name"),
         words_flag="--text_column_names",
@@ -114,13 +127,308 @@ def predict(asked: PredictFields) -> int:
     )
     sentences.left_out.log(asked.file, "sentence")
     model, tokenizer = load_trained(asked.model, TOKEN_CLASSIFICATION, asked.base_model_name_or_path)
-    length = row_length(asked.max_seq_length or known.get("max_seq_length"), tokenizer, model)
-    stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
+    length = row_length(outputs.setting_of(asked, known, "max_seq_length"), tokenizer, model)
+    stride = outputs.setting_of(asked, known, "doc_stride")
     rows = WordRowMaker(tokenizer, length, Cache(rows="rows"), stride).rows(sentences.words)
     split = Split(sentences, rows, None, None)
     keep = best_tags if stride is None else only_logits
     engine = outputs.engine_of(asked, model, tokenizer, preprocess_logits=keep)
-    pooling = asked.window_pooling or known.get("window_pooling", "mean")
+    pooling = outputs.setting_of(asked, known, "window_pooling", "mean")
     found = words_of(split, engine.predict(rows.rows).predictions, pooling)
     outputs.write(asked, engine, entries_of(sentences, tags_of_config(model.config), found))
     return 0
+
+
+_ALMOST = re.compile(r"[bi][-_].+|[BI]_.+|.+[-_][BIbi]", re.DOTALL)
+_SHOWN_TAGS = 12
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags in the order of the model's logits."""
+
+    names: tuple[str, ...]
+
+    @property
+    def are_entities(self) -> bool:
+        """Whether they mark entities (B-PER, I-PER, O); else each word has a plain tag, such as its part of speech."""
+        return all(ENTITY.fullmatch(name) for name in self.names) and any(name != "O" for name in self.names)
+
+    def almost_entity(self) -> str | None:
+        """Return a tag that marks an entity in another way than `are_entities` knows; None if there is none."""
+        names = [name for name in self.names if name not in ("O", "o")]
+        is_almost = not self.are_entities and all(_ALMOST.fullmatch(name) for name in names)
+        return names[0] if names and is_almost else None
+
+    def encode(self, sentences: Sentences) -> list[np.ndarray]:
+        """Return the number of each word's tag; raises DataError that names unknown tags with line and word."""
+        assert sentences.tags is not None
+        index = {name: n for n, name in enumerate(self.names)}
+        unknown = [
+            (row, n, tag) for row, tags in enumerate(sentences.tags) for n, tag in enumerate(tags) if tag not in index
+        ]
+        if unknown:
+            raise DataError.of([self._problem(sentences, *one) for one in unknown[:MAX_SHOWN]])
+        return [np.asarray([index[tag] for tag in tags], dtype=np.int64) for tags in sentences.tags]
+
+    def knows_all(self, sentences: Sentences) -> bool:
+        """Return whether every word has a tag of these."""
+        known = set(self.names)
+        return sentences.tags is not None and all(tag in known for tags in sentences.tags for tag in tags)
+
+    def inside(self) -> np.ndarray:
+        """Return for each tag what the later pieces of its word have: I-PER for B-PER, if there is such a tag."""
+        index = {name: n for n, name in enumerate(self.names)}
+        later = [re.sub("^B-", "I-", name) for name in self.names]
+        return np.asarray([index.get(name, n) for n, name in enumerate(later)], dtype=np.int64)
+
+    def _problem(self, sentences: Sentences, row: int, word: int, tag: str) -> Problem:
+        shown = ", ".join(self.names[:_SHOWN_TAGS]) + (", ..." if len(self.names) > _SHOWN_TAGS else "")
+        return Problem(
+            what=f"{sentences.source}: {sentences.places[row]}, word {word + 1} ({sentences.words[row][word]!r}): "
+            f"{sentences.tag_column} has a tag that the model does not know",
+            got=tag,
+            why=f"the model knows {len(self.names)} tags: {shown}",
+            fix="correct the tag, or train with it",
+        )
+
+
+def tags_of(sentences: Sentences) -> Tags:
+    """Return the tags of the training data, sorted as run_ner.py sorts them, or in the data set's own order."""
+    assert sentences.tags is not None
+    found = {tag for tags in sentences.tags for tag in tags}
+    ordered = sentences.tag_order if found <= set(sentences.tag_order) else sorted(found)
+    return Tags(tuple(ordered))
+
+
+def require_several(sentences: Sentences, tags: Tags) -> None:
+    """Raise DataError if all words have the same tag: any model would be right, and none would learn."""
+    if len(tags.names) > 1:
+        return
+    raise DataError(
+        what=f"{sentences.source}: all words have the same tag",
+        got=f"{sentences.tag_column}: {tags.names[0]}" if tags.names else "no tag",
+        why="a tagger learns to tell words apart",
+        fix="add sentences with other tags, or name another column: --label_column_name NAME",
+    )
+
+
+def tags_of_config(config: Any) -> Tags:
+    """Return the tags that a trained model's configuration names."""
+    return Tags(tuple(str(config.id2label[n]) for n in range(config.num_labels)))
+
+
+def token_labels(rows: WordRows, numbers: list[np.ndarray], tags: Tags, *, all_pieces: bool) -> np.ndarray:
+    """Return the label of each token (tokens,) int64: its word's tag at first pieces, -100 elsewhere.
+
+    With `all_pieces` later pieces have a label too, I- in place of B-.
+    """
+    flat = np.concatenate(numbers)
+    begins = np.concatenate([[0], np.cumsum([len(one) for one in numbers])])[:-1]
+    text_of = np.repeat(rows.text_of, rows.rows.lengths)
+    of_word = flat[np.minimum(begins[text_of] + np.maximum(rows.word_of, 0), len(flat) - 1)]
+    first = rows.is_first
+    labels = np.where(first, of_word, IGNORED)
+    if all_pieces:
+        labels = np.where((rows.word_of != NO_WORD) & ~first, tags.inside()[of_word], labels)
+    return labels
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sentences, their rows, and the number of each word's tag; None if they have none."""
+
+    sentences: Sentences
+    rows: WordRows
+    numbers: list[np.ndarray] | None
+    labels: np.ndarray | None
+    """(tokens,) int64."""
+
+    @property
+    def dataset(self) -> RowStore:
+        """The rows with the labels of their tokens."""
+        if self.labels is None:
+            return self.rows.rows
+        return replace(self.rows.rows, tokens={**self.rows.rows.tokens, "labels": self.labels})
+
+
+def tokenised(name: str, sentences: Sentences, tags: Tags, maker: WordRowMaker, *, all_pieces: bool) -> Split:
+    """Return the split's rows and labels; of a test split without known tags the labels are None."""
+    numbers = None
+    if name != "test" or tags.knows_all(sentences):
+        numbers = tags.encode(sentences)
+    elif sentences.tags is not None:
+        logger.warning("test: some tags are unknown to the model, so it gets no metrics")
+    rows = maker.rows(sentences.words)
+    labels = None if numbers is None else token_labels(rows, numbers, tags, all_pieces=all_pieces)
+    n_lost = sum(map(len, sentences.words)) - rows.n_words
+    if n_lost:
+        logger.warning(
+            "%s: %d words are not read: %sthe tokenizer knows no piece of them",
+            name,
+            n_lost,
+            ""
+            if maker.doc_stride is not None
+            else f"they stand after max_seq_length {maker.max_seq_length} (--doc_stride reads them in windows), or ",
+        )
+    return Split(sentences, rows, numbers, labels)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The words of each sentence that were read, with their tags as numbers and the probabilities of these."""
+
+    words: list[np.ndarray]
+    tags: list[np.ndarray]
+    scores: list[np.ndarray]
+
+
+def best_tags(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best tag of each token and its probability, both (rows, T): all that is kept of the logits."""
+    scores = only_logits(logits, labels).float().softmax(-1)
+    best = scores.max(-1)
+    return best.indices, best.values
+
+
+def only_logits(logits: Any, labels: Any) -> torch.Tensor:
+    """Return the logits of a model that gives more after them."""
+    del labels
+    return logits[0] if isinstance(logits, tuple) else logits
+
+
+def words_of(split: Split, predictions: Any, pooling: Pooling) -> Found:
+    """Return the tags of the words from what `best_tags`, or with windows `only_logits`, has kept of all rows."""
+    if isinstance(predictions, tuple):
+        return of_tokens(split, *predictions)
+    return of_windows(split, predictions, pooling)
+
+
+def of_tokens(split: Split, best: np.ndarray, scores: np.ndarray) -> Found:
+    """Return the tags of the words from those of the tokens (rows, T), for one row a sentence."""
+    places = [split.rows.first_pieces(row) for row in range(len(split.sentences))]
+    return Found(
+        words=[index for index, _ in places],
+        tags=[best[row][place].astype(np.int64) for row, (_, place) in enumerate(places)],
+        scores=[scores[row][place] for row, (_, place) in enumerate(places)],
+    )
+
+
+def of_windows(split: Split, logits: np.ndarray, pooling: Pooling) -> Found:
+    """Return the tags of the words from the logits of the tokens (rows, T, labels), pooled over windows."""
+    words, values = [], []
+    for row in range(len(split.rows.rows)):
+        index, places = split.rows.first_pieces(row)
+        words.append(index)
+        values.append(logits[row][places])
+    found = Found([], [], [])
+    last = np.searchsorted(split.rows.text_of, np.arange(len(split.sentences)), side="right")
+    for begin, end in zip([0, *last[:-1]], last, strict=True):
+        _add(found, np.concatenate(words[begin:end]), np.concatenate(values[begin:end]), pooling)
+    return found
+
+
+def _add(found: Found, words: np.ndarray, logits: np.ndarray, pooling: Pooling) -> None:
+    """Add the words of one sentence, whose windows follow each other."""
+    order = np.argsort(words, kind="stable")
+    if len(words):
+        logits = pooled(logits[order], words[order], pooling)
+    best, scores = best_tags(torch.from_numpy(np.asarray(logits, dtype=np.float64)), None)
+    found.words.append(np.unique(words))
+    found.tags.append(best.numpy().astype(np.int64))
+    found.scores.append(scores.numpy())
+
+
+INSTALL = extra("tag")
+_BIOES = {"L-": "E-", "U-": "S-"}
+"""The last word of an entity, and a word alone, as BILOU writes them -> as seqeval reads them."""
+
+
+def metrics_of_tags(
+    expected: Sequence[np.ndarray], found: Sequence[np.ndarray], tags: Tags, *, each_entity: bool
+) -> dict[str, float]:
+    """Return the metrics of the words' tags, given as numbers, sentence by sentence."""
+    flat_expected, flat_found = np.concatenate(expected), np.concatenate(found)
+    accuracy = float((flat_expected == flat_found).mean())
+    if not tags.are_entities:
+        counts = metrics.confusion(flat_expected, flat_found, len(tags.names))
+        return {"accuracy": accuracy, "f1_macro": metrics.macro_f1(counts)}
+    try:
+        seqeval = require("seqeval.metrics", needed_for="F1 of entities", install=INSTALL)
+    except ConfigError:
+        logger.warning("accuracy of words alone: precision, recall and F1 of entities need: pip install %s", INSTALL)
+        return {"accuracy": accuracy}
+    known = [re.sub("^[LU]-", lambda mark: _BIOES[mark[0]], name) for name in tags.names]
+    names = [[known[n] for n in one] for one in expected], [[known[n] for n in one] for one in found]
+    values = {
+        "precision": float(seqeval.precision_score(*names, zero_division=0)),
+        "recall": float(seqeval.recall_score(*names, zero_division=0)),
+        "f1": float(seqeval.f1_score(*names, zero_division=0)),
+        "accuracy": accuracy,
+    }
+    return values | (_of_each_entity(seqeval, names) if each_entity else {})
+
+
+def _of_each_entity(seqeval: Any, names: Any) -> dict[str, float]:
+    report = seqeval.classification_report(*names, output_dict=True, zero_division=0)
+    words = {"precision": "precision", "recall": "recall", "f1": "f1-score", "number": "support"}
+    return {
+        f"{entity}_{word}": float(values[theirs])
+        for entity, values in report.items()
+        if not entity.endswith(" avg")
+        for word, theirs in words.items()
+    }
+
+
+@dataclass(frozen=True)
+class TagJudge(PredictionJudge):
+    """Judges a model on one split, by the first piece of each word."""
+
+    split: Split
+    tags: Tags
+    folder: Path
+    on_error: str
+    """What to do if a file cannot be written: "stop", or "continue" without it."""
+    each_entity: bool = False
+    pooling: Pooling = "mean"
+    """How the logits of a word in several windows become one."""
+
+    @property
+    def dataset(self) -> RowStore:
+        """The rows of the split, with their labels."""
+        return self.split.dataset
+
+    def metrics(self, prediction: Any) -> dict[str, float]:
+        """Return the metrics of transformers' EvalPrediction; its predictions are logits, or those of `best_tags`."""
+        if self.split.numbers is None:
+            return {}
+        found = self._of_words(prediction.predictions)
+        expected = [numbers[index] for numbers, index in zip(self.split.numbers, found.words, strict=True)]
+        return metrics_of_tags(expected, found.tags, self.tags, each_entity=self.each_entity)
+
+    def write(self, predictions: Any, prefix: str) -> None:
+        """Write words, tags and scores as JSON lines; a test split also as run_ner.py does: tags alone, a line each."""
+        entries = list(self.entries(predictions))
+        self.store(
+            f"{prefix}_predictions.jsonl", "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in entries)
+        )
+        if prefix == "predict":
+            lines = (" ".join(tag for tag in one["tags"] if tag is not None) for one in entries)
+            self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
+
+    def entries(self, predictions: Any) -> Iterator[dict[str, Any]]:
+        """Yield for each sentence its words with their tags and scores; None for a word that was not read."""
+        yield from entries_of(self.split.sentences, self.tags, self._of_words(predictions))
+
+    def _of_words(self, predictions: Any) -> Found:
+        return words_of(self.split, predictions, self.pooling)
+
+
+def entries_of(sentences: Sentences, tags: Tags, found: Found) -> Iterator[dict[str, Any]]:
+    """Yield what is written of each sentence."""
+    for row, place in enumerate(sentences.places):
+        given = list(sentences.words[row])
+        chosen: list[str | None] = [None] * len(given)
+        shares: list[float | None] = [None] * len(given)
+        for word, tag, score in zip(found.words[row], found.tags[row], found.scores[row], strict=True):
+            chosen[word], shares[word] = tags.names[tag], round(float(score), 6)
+        yield {"row": place, "tokens": given, "tags": chosen, "scores": shares}

@@ -22,7 +22,7 @@ from whet.data.files.table import TableRows, columns_line, read_table, with_line
 from whet.errors import escape_controls
 from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.log import logger
-from whet.tasks.tag.arguments import TagFields
+from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.sentences import (
     ENTITY,
     TAGS,
@@ -43,7 +43,7 @@ _HEADER_LINES = 50
 _BRAT = re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t[^\n]*")
 
 
-def read_split(job: TagFields, name: str) -> Sentences:
+def read_split(job: TagArguments, name: str) -> Sentences:
     """Return the sentences of the split `train`, `validation` or `test`; a test split needs no tags."""
     named = Named(job.text_column_name, job.label_column_name, job.task_name.lower())
     limit, need = limit_of(job, name), name != "test"

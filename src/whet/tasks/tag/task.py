@@ -1,61 +1,41 @@
 """`whet tag`: the command of token classification, and what its run consists of."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
-from whet.jobs.predict.arguments import PredictFields
-from whet.jobs.task import OF_TRAINING, Task
+from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
-from whet.tasks.tag.arguments import TagArguments, check_run
+from whet.tasks.tag.arguments import RUN_RULES, TagArguments
 
 if TYPE_CHECKING:
-    from whet.jobs.job import Job
     from whet.tasks.tag.sentences import Sentences
 
-_SHOWN = {
-    **OF_TRAINING,
-    "train_samples_per_second": ("sentences a second", "{:,.2f}"),
-    "eval_loss": ("loss", "{:.4f}"),
-    "eval_accuracy": ("accuracy of words", "{:.2%}"),
-    "eval_precision": ("precision of entities", "{:.4f}"),
-    "eval_recall": ("recall of entities", "{:.4f}"),
-    "eval_f1": ("F1 of entities", "{:.4f}"),
-    "eval_f1_macro": ("F1 of tags, macro", "{:.4f}"),
-    "predict_accuracy": ("accuracy, test", "{:.2%}"),
-    "predict_f1": ("F1 of entities, test", "{:.4f}"),
-}
 
-
-def _read(job: TagArguments, name: str) -> Sentences:
+def _read(job: TagArguments, split: str) -> "Sentences":
     from whet.tasks.tag.read import read_split
 
-    return read_split(job, name)
-
-
-def _prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
-    from whet.tasks.tag.job import prepare
-
-    return prepare(job, args, sentences)
-
-
-def _predict(asked: PredictFields) -> int:
-    from whet.tasks.tag.job import predict
-
-    return predict(asked)
+    return read_split(job, split)
 
 
 TASK = Task(
     name="tag",
     head=TOKEN_CLASSIFICATION,
-    check=check_run,
+    rules=RUN_RULES,
     read=_read,
-    prepare=_prepare,
-    predict=_predict,
-    shown=_SHOWN,
+    prepare=lazily(__name__, "job", "prepare"),
+    predict=lazily(__name__, "job", "predict"),
+    shown={
+        **OF_TRAINING,
+        "train_samples_per_second": ("sentences a second", "{:,.2f}"),
+        "eval_loss": ("loss", "{:.4f}"),
+        "eval_accuracy": ("accuracy of words", "{:.2%}"),
+        "eval_precision": ("precision of entities", "{:.4f}"),
+        "eval_recall": ("recall of entities", "{:.4f}"),
+        "eval_f1": ("F1 of entities", "{:.4f}"),
+        "eval_f1_macro": ("F1 of tags, macro", "{:.4f}"),
+        "predict_accuracy": ("accuracy, test", "{:.2%}"),
+        "predict_f1": ("F1 of entities, test", "{:.4f}"),
+    },
     judged_by=("f1", "accuracy"),
 )
 TAG = training_command(

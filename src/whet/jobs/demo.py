@@ -1,39 +1,79 @@
-"""What demos share: their data, and a folder in which an interrupted demo continues and a finished one begins again."""
+"""The demonstration of a task: a training on data that ships with whet.
+
+An interrupted demo continues in its folder, and a finished one begins again.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
+from whet.jobs.run import show
+from whet.jobs.task import Task
 from whet.store import find, manifest, write
 from whet.watch import files as output_files
-from whet.watch import stop
+from whet.watch import lock, run_log, stop
 
 DATA = Path(str(files("whet.jobs"))) / "demo_data"
 """Questions about texts, in SQuAD's form: the files that demos train on, are judged by, and show."""
 _ARGUMENTS = "training_args.json"
 """The settings of a training, in its folder and in its checkpoints."""
+_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_ratio", "warmup_steps", "logging_steps")
+"""Settings that every run of a demo has: a folder with others holds somebody's training."""
 _OF_A_RUN = ("seed", "num_train_epochs", "max_steps")
 """Settings of a demo that its user gives."""
 
 
+def run_demo(
+    task: Task,
+    job: Any,
+    args: TrainingArguments,
+    *,
+    marker: str,
+    begin: Callable[[], None] = lambda: None,
+    end: Callable[[Any, dict[str, float]], None],
+) -> int:
+    """Train the task on the demo's data in its folder, and show what it reached; return the exit code.
+
+    `marker` is the file that the demo writes first. `begin` makes what a demo needs that does not continue; `end` shows
+    the trained model, from the Job that has run and its metrics.
+    """
+    log.set_up(logging.WARNING)
+    started_s = time.perf_counter()
+    taken = lock.output_folder(args.output_dir, overwrite=True)
+    with taken as folder, run_log.buffered(), _continuing(folder, marker, args) as args:
+        if args.resume_from_checkpoint is None:
+            begin()
+        examples = {name: task.read(job, name) for name in ("train", "validation")}
+        prepared = task.prepare(job, args, examples)
+        metrics = prepared.run()
+        stop.mark_work_done()
+        print()
+        show(task.shown, metrics, folder, time.perf_counter() - started_s)
+        end(prepared, metrics)
+    return 0
+
+
 @contextmanager
-def continuing(folder: Path, marker: str, args: TrainingArguments, fixed: Sequence[str]) -> Iterator[TrainingArguments]:
+def _continuing(folder: Path, marker: str, args: TrainingArguments) -> Iterator[TrainingArguments]:
     """Yield the settings of the demo in this folder: if one was interrupted there, they continue it.
 
-    `marker` is the file that the demo writes first, `fixed` the settings that every run of it has. Raises ConfigError
-    if the folder contains anything but the files of an earlier demo. A demo that comes to its end removes its
-    checkpoints; one that is stopped says that the same command continues it.
+    Raises ConfigError if the folder contains anything but the files of an earlier demo. A demo that comes to its end
+    removes its checkpoints; one that is stopped says that the same command continues it.
     """
-    is_finished = _require_own(folder, marker, args, fixed)
+    is_finished = _require_own(folder, marker, args)
     checkpoint = None if is_finished else _interrupted(folder, args)
     _mark(folder / marker, is_finished=False)
     if checkpoint is not None:
@@ -61,7 +101,7 @@ def _mark(path: Path, *, is_finished: bool) -> None:
     output_files.write_json(path, {"finished": is_finished}, indent=2, on_error="stop")
 
 
-def _require_own(folder: Path, marker: str, args: TrainingArguments, fixed: Sequence[str]) -> bool:
+def _require_own(folder: Path, marker: str, args: TrainingArguments) -> bool:
     """Return whether no demo was interrupted in the folder; raises ConfigError if it holds somebody's work.
 
     That are checkpoints which no interrupted demo has written, and a training of other settings.
@@ -70,7 +110,7 @@ def _require_own(folder: Path, marker: str, args: TrainingArguments, fixed: Sequ
     is_finished = _content(folder / marker).get("finished") is not False
     saved = [name for name in names if name.startswith(("checkpoint-", "abandoned-"))]
     trained = [folder / _ARGUMENTS, *(folder / name / _ARGUMENTS for name in saved)]
-    own = marker in names and not (is_finished and saved) and all(_has(path, args, fixed) for path in trained)
+    own = marker in names and not (is_finished and saved) and all(_has(path, args, _FIXED) for path in trained)
     if names and not (own and all((folder / name / _ARGUMENTS).exists() for name in saved)):
         raise ConfigError(
             what="output_dir is not empty",

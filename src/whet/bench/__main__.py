@@ -1,4 +1,4 @@
-"""One run of one technique, in a process of its own: `python -m whet.bench.child RESULT`, the settings on stdin."""
+"""One run of one technique, in a process of its own: `python -m whet.bench RESULT`, the settings on stdin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
-from whet.jobs.sources import source_of
+from whet.jobs.job import source_of
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments

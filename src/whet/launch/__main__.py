@@ -1,9 +1,9 @@
-"""What ssh starts on a host: `python -m whet.launch.node`, which runs `whet launch` there.
+"""What ssh starts on a host: `python -m whet.launch`, which runs `whet launch` there.
 
-It reads one line of JSON from standard input (`Orders`): variables and words with secrets do not stand in a command
-line, which every user of the host can read. Each further byte is a signal to pass on to the ranks, or a sign of life.
-When the input ends or no sign comes, because the launcher or the connection is gone, the ranks are stopped. At the end
-it says in a line of standard error, after MARK, how they ended, or in a dry run what was planned.
+It reads one line of JSON from standard input (`over_ssh.Orders`): variables and words with secrets do not stand in a
+command line, which every user of the host can read. Each further byte is a signal to pass on to the ranks, or a sign of
+life. When the input ends or no sign comes, because the launcher or the connection is gone, the ranks are stopped. At
+the end it says in a line of standard error, after MARK, how they ended, or in a dry run what was planned.
 """
 
 from __future__ import annotations
@@ -15,37 +15,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from whet.errors import EXIT_OTHER, ConfigError, WhetError
 from whet.launch import elastic, run
 from whet.launch.arguments import HostsArguments, LaunchArguments
+from whet.launch.over_ssh import BEAT, MARK, Orders
 from whet.launch.rank import NO_RESTART, STOP_S
 
-MARK, BEAT = b"whet-launch: ", b"\0"
 _LONGEST_LINE = 1 << 24
-
-
-@dataclass(frozen=True)
-class Orders:
-    """What a host is to do."""
-
-    launch: dict[str, Any]
-    """Its `LaunchArguments`."""
-    hosts: dict[str, Any]
-    """Its `HostsArguments`: its number, and where the nodes meet."""
-    working_dir: str
-    variables: dict[str, str]
-    commands: Sequence[str]
-    ranked: Sequence[str]
-    silence_s: float
-    """How long the launcher may be silent before the ranks are stopped."""
-    first_rank: int | None = 0
-    n_restarts: int = 0
-    max_restarts: int = 0
-    """How often all hosts were started before, and how often they may be."""
 
 
 def main() -> int:
