@@ -57,6 +57,7 @@ def test_training_imports_no_package_that_it_does_not_use(tmp_path: Path) -> Non
     assert "transformers" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
+@pytest.mark.night
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 def test_delayed_names_are_those_of_the_package_when_they_are_used() -> None:
     code = """
