@@ -27,7 +27,8 @@ PYTEST   := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 # One process a core, each with one thread; the tests of threads ask for two themselves.
 WORKERS  := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
-# Of products of parameters pairs run by day (tests/pairs.py), and nothing that takes minutes.
+# Of products of parameters pairs run by day (tests/pairs.py), of families those with forwards of their own, and
+# nothing that takes minutes.
 DAY  := not reliability and not gate and not night
 KILL := $(addprefix tests/reliability/test_,$(addsuffix .py,async damage disk_errors kill kill_calls lock power_cut signals \
         signals_library signals_native)) tests/hf/test_trainer_resume.py tests/classify/test_classify_resume.py tests/tag/test_tag_run.py

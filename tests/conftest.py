@@ -1,7 +1,8 @@
 """What several test folders need: encoders, data, a cache of their own, threads that share the machine, the log.
 
-It also makes the tests fit into minutes: of products of three and more parameters pairs run by day (`pairs.py`), and
-Python processes that tests start are forked from one that has torch imported (`forked_starts.py`).
+It also makes the tests fit into minutes: of products of three and more parameters pairs run by day (`pairs.py`),
+families that run the forwards of another run by night, and Python processes that tests start are forked from one that
+has torch imported (`forked_starts.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +54,43 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave plain torch out for families that run the forwards of another: roberta's are bert's, and so is the result.
+    """Mark what is for the night: families that run the forwards of another, and what pairs of parameters do not need.
 
-    Tests that are marked every_family keep them. Cases that the pairs of parameters do not need are for the night.
+    roberta's forwards are bert's, and so is the result: plain torch is left out for it by night as well. Tests that are
+    marked every_family run each family by day, native and in plain torch.
     """
-
-    def is_repeated(item: pytest.Item) -> bool:
-        given = getattr(getattr(item, "callspec", None), "params", {})
-        if given.get("operators") != "plain-torch" or "family" not in given:
-            return False
-        from tiny import DECODERS_WITH_OWN_CODE, FAMILIES_WITH_OWN_CODE
-
-        own = (*FAMILIES_WITH_OWN_CODE, *DECODERS_WITH_OWN_CODE)
-        return given["family"] not in own and item.get_closest_marker("every_family") is None
-
-    left_out = [item for item in items if is_repeated(item)]
+    repeated = set(_of_repeated_families(items))
+    left_out = [item for item in repeated if _given(item).get("operators") == "plain-torch"]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
         items[:] = [item for item in items if item not in out]
+    for item in items:
+        if item in repeated:
+            item.add_marker("night")
     for item in for_the_night(items):
         item.add_marker("night")
+
+
+def _given(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+def _of_repeated_families(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases that differ from another one only in a family which runs the forwards of the other's."""
+    alike: dict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        given = _given(item)
+        if isinstance(given.get("family"), str) and item.get_closest_marker("every_family") is None:
+            others = tuple(sorted((name, str(value)) for name, value in given.items() if name != "family"))
+            alike[item.nodeid.partition("[")[0], others].append(item)
+    if not alike:
+        return
+    from tiny import with_own_code
+
+    for some in alike.values():
+        own = with_own_code({_given(item)["family"] for item in some})
+        yield from (item for item in some if _given(item)["family"] not in own)
 
 
 def pytest_collection_finish() -> None:

@@ -13,6 +13,8 @@ from itertools import combinations
 import pytest
 
 Case = Sequence[Hashable]
+NOT_BY_DAY = ("reliability", "gate", "night")
+"""Marks of what `make test` leaves out."""
 
 
 def pairs(cases: Sequence[Case], *, together: int = 2) -> list[int]:
@@ -38,10 +40,10 @@ def pairs(cases: Sequence[Case], *, together: int = 2) -> list[int]:
 
 
 def for_the_night(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the cases that those of the day stand for."""
+    """Yield the cases that those of the day stand for; a case that does not run by day stands for none."""
     tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if len(_values(item)) > 1:
+        if len(_values(item)) > 1 and not any(map(item.get_closest_marker, NOT_BY_DAY)):
             tests[item.nodeid.partition("[")[0]].append(item)
     for of_test in tests.values():
         together = 1 if of_test[0].get_closest_marker("each_value") else 2

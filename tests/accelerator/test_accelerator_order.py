@@ -101,6 +101,7 @@ def stopped_and_resumed(kind: str, seed: int, folder: str, **options: Any) -> tu
     return wanted, found, rest
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["", "worker"])
 @pytest.mark.parametrize("seedable", [None, False], ids=["whet's settings", "the user's settings"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -74,6 +74,7 @@ def loop_over(rows: Any, **options: Any) -> Loop:
     return Loop(made("whet", gradient_accumulation_steps=2), dropout=DROPOUT, rows=rows, **options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("with_epochs", [True, False], ids=["set_epoch", "without set_epoch"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_loop_draws_what_the_one_without_a_stop_drew(kind: str, with_epochs: bool, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_the_table_is_printed_written_and_drawn(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "out/methods.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_what_was_measured_before_the_command_was_killed_is_there(tmp_path: Path) -> None:
     """Rounds without end: the file of the first runs is whole at any time."""

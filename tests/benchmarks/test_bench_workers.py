@@ -22,7 +22,7 @@ import tiny
 from bench import Bench
 
 ROWS = tiny.tiny_rows(60)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def test_question_that_is_no_text_is_refused(tmp_path: Path, capfd: pytest.Captu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+@pytest.mark.parametrize("locale", ["C", pytest.param("C.UTF-8", marks=pytest.mark.night)])
 def test_turn_of_a_chat_that_is_no_text_is_refused(locale: str, decoder: Path) -> None:
     done = command("generate", decoder, "--chat", input=b"a\xffb\n", env={"LC_ALL": locale, "PYTHONUTF8": "0"})
     assert done.returncode == EXIT_BAD_DATA, done.stderr
@@ -251,7 +251,9 @@ def test_interrupt_is_heard_while_a_long_text_is_tokenised(decoder: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words_of", "n_threads"), [("classify", 1), ("classify", 2), ("generate", 1)], ids=lambda one: str(one)
+    ("words_of", "n_threads"),
+    [("classify", 1), pytest.param("classify", 2, marks=pytest.mark.night), ("generate", 1)],
+    ids=lambda one: str(one),
 )
 def test_thread_that_the_user_may_not_start_names_the_limit(
     words_of: str, n_threads: int, decoder: Path, tmp_path: Path

@@ -72,6 +72,7 @@ def test_importing_whet_before_transformers_prints_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "a later word\n")
 
 
+@pytest.mark.night
 def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) -> None:
     """As for a user without a home; matplotlib then uses a temporary folder."""
     if find_spec("matplotlib") is None:
@@ -128,6 +129,7 @@ def test_log_level_error_leaves_standard_error_empty(folder: Path) -> None:
     assert done.stdout.count("\n") == 1, "the JSON line of the finished training"
 
 
+@pytest.mark.night
 def test_log_level_error_prints_nothing_for_people(folder: Path) -> None:
     words = command(folder / "model", folder / "wordless", "--do_train", train_file=folder / "train.json",
                     log_level="error")  # fmt: skip

@@ -42,6 +42,7 @@ def score(command: str, folder: Path) -> float:
     return load(folder, "eval_results.json")["eval_f1" if command == "qa" else "eval_loss"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("command", "adapter"),
     [("qa", False), *((command, adapter) for command in ("classify", "tag", "lm") for adapter in (False, True))],

@@ -62,7 +62,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", ["distilbert", "llama"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("distilbert", marks=pytest.mark.night)])
 def test_curve_with_experts_does_not_depend_on_how_a_step_is_split(family: str, tmp_path: Path) -> None:
     """Nor do the balance and the number of dropped tokens: all of them count row by row."""
     wanted = run(tmp_path, family)
@@ -84,6 +84,7 @@ def test_bf16_trains_experts(family: str, tmp_path: Path) -> None:
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=2e-2)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_experts_share_the_tokens_after_200_steps(tmp_path: Path) -> None:
     """Routers that prefer one expert learn to use all: the busiest gets less than twice the even share."""

@@ -42,6 +42,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.each_value
 @some
 @pytest.mark.parametrize("split", SPLITS)
 def test_decoder_with_dropout_has_one_curve(tmp_path: Path, family: str, split: str) -> None:
@@ -67,6 +68,7 @@ def test_optimized_decoder_has_the_loss_and_gradients_of_the_untouched_one(famil
         assert float((gradients[name] - exact).abs().max()) < 2e-5 * max(float(exact.abs().max()), 1e-3), name
 
 
+@pytest.mark.each_value
 @families
 @pytest.mark.parametrize("prepared", ["optimize", "Trainer"])
 def test_changed_decoder_generates_what_the_untouched_one_does(tmp_path: Path, family: str, prepared: str) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("operators")
 HOWS = ("optimize", "trainer", "checkpointing")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_deep_copy_is_independent_and_works(family: str, how: str, tmp_path: Path) -> None:
@@ -40,6 +41,7 @@ def test_a_deep_copy_is_independent_and_works(family: str, how: str, tmp_path: P
         torch.testing.assert_close(logits(plain, batch), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pickled_model_works(family: str, how: str, tmp_path: Path) -> None:

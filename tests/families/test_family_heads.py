@@ -69,6 +69,7 @@ def results(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor],
     return output.loss.detach(), [one.detach() for one in logits], {n: p.grad for n, p in weights if p.grad is not None}
 
 
+@pytest.mark.each_value
 @families
 @pytest.mark.parametrize("task", HEADS)
 def test_optimize_leaves_what_a_head_computes(family: str, task: str) -> None:
@@ -83,6 +84,7 @@ def test_optimize_leaves_what_a_head_computes(family: str, task: str) -> None:
         assert float((found[2][name] - exact).abs().max()) < 1e-5 * max(float(exact.abs().max()), 1.0), name
 
 
+@pytest.mark.each_value
 @families
 @pytest.mark.parametrize("task", HEADS)
 def test_optimize_in_bf16_keeps_outputs_in_fp32_and_learns(family: str, task: str) -> None:

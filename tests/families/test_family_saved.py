@@ -38,6 +38,7 @@ def logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
     return torch.stack([output.start_logits, output.end_logits])[:, batch["attention_mask"].bool()]
 
 
+@pytest.mark.every_family
 @families
 def test_a_saved_model_loads_in_transformers_with_the_same_logits(tmp_path: Path, family: str) -> None:
     trainer = trained(tmp_path, family)

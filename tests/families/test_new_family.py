@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "families.md"
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_new_family_needs_one_file(tmp_path: Path) -> None:
     """It runs packed and fused with every head, after nothing but this file came into the folder of families."""

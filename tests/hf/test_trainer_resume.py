@@ -63,18 +63,17 @@ KINDS: dict[str, tuple[Callable[..., whet.Trainer], dict[str, Any]]] = {
     "evaluated": (classify, {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}),
     "workers": (classify, {"dataloader_num_workers": 1}),
 }
+_BY_DAY = {("classes", "on_pre_optimizer_step"), ("masked words", "on_step_end"), ("accumulated", "on_step_end")}
+_SIGNALS_BY_DAY = {(1, "on_substep_end", signal.SIGINT), (2, "on_prediction_step", signal.SIGTERM)}
+"""The rest is killed and stopped by `make test-kill`."""
 
 
 @pytest.mark.parametrize(
     ("kind", "event", "step"),
     [
-        *((kind, "on_step_end", 6) for kind in KINDS),
-        ("classes", "on_pre_optimizer_step", 9),
-        *(
-            pytest.param(kind, "on_pre_optimizer_step", 9, marks=pytest.mark.reliability)
-            for kind in KINDS
-            if kind != "classes"
-        ),
+        pytest.param(kind, event, step, marks=() if (kind, event) in _BY_DAY else pytest.mark.reliability)
+        for event, step in (("on_step_end", 6), ("on_pre_optimizer_step", 9))
+        for kind in KINDS
     ],
 )
 def test_killed_run_resumes_bitwise(kind: str, event: str, step: int, tmp_path: Path) -> None:
@@ -88,7 +87,10 @@ def test_killed_run_resumes_bitwise(kind: str, event: str, step: int, tmp_path: 
         assert same(weights(tmp_path / "whole" / name), weights(tmp_path / "cut" / name)), name
 
 
-@pytest.mark.parametrize("kind", ["classes", "masked words", "accumulated"])
+@pytest.mark.parametrize(
+    "kind",
+    ["masked words", *(pytest.param(kind, marks=pytest.mark.reliability) for kind in ("classes", "accumulated"))],
+)
 def test_two_killed_ranks_resume_bitwise(kind: str, tmp_path: Path) -> None:
     make, changes = KINDS[kind]
     assert forked(lambda _: make(tmp_path / "whole", **changes).train(), tmp_path / "w", 2) == [0, 0]
@@ -99,11 +101,20 @@ def test_two_killed_ranks_resume_bitwise(kind: str, tmp_path: Path) -> None:
     assert same(weights(tmp_path / "whole" / "checkpoint-12"), weights(tmp_path / "cut" / "checkpoint-12"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-@pytest.mark.parametrize(("event", "step"), [("on_step_end", 6), ("on_substep_end", 6), ("on_prediction_step", 4)])
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("n_ranks", "event", "step", "number", "code"),
+    [
+        pytest.param(
+            n_ranks, event, step, number, code,
+            marks=() if (n_ranks, event, number) in _SIGNALS_BY_DAY else pytest.mark.reliability,
+        )
+        for n_ranks in (1, 2)
+        for event, step in (("on_step_end", 6), ("on_substep_end", 6), ("on_prediction_step", 4))
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130))
+    ],
+)  # fmt: skip
 def test_signal_saves_the_completed_steps(
-    event: str, step: int, number: int, code: int, n_ranks: int, tmp_path: Path
+    n_ranks: int, event: str, step: int, number: int, code: int, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {
         "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "save_steps": 100, "eval_steps": 2,
@@ -148,7 +159,9 @@ def test_signals_are_the_programs_after_training(tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "no manifest"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "no manifest", *(pytest.param(one, marks=pytest.mark.reliability) for one in ("gone", "changed"))]
+)
 def test_damaged_newest_checkpoint_is_passed_over(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -279,5 +279,5 @@ def serve(cluster: Cluster) -> ThreadingHTTPServer:
     """Return a running server of this cluster; its address is in `server_address`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"cluster": cluster}))
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server

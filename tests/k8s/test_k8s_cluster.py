@@ -101,6 +101,7 @@ def test_a_cluster_without_the_operator_is_named(
     assert (code, "does not know the objects" in said, "use --kind job" in said) == (78, True, True)
 
 
+@pytest.mark.night
 def test_a_claim_that_is_missing_or_too_narrow(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = refused(capfd, output_claim="nowhere", namespace="ml")
     assert (code, "there is no claim nowhere" in said, "kubectl --namespace=ml get pvc" in said) == (78, True, True)

@@ -84,6 +84,7 @@ def _outputs(run: Run, tensors: list[Tensor]) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, leaves, torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y))]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",

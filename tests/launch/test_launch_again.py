@@ -15,7 +15,7 @@ from whet.launch import rank
 pytestmark = [linux, two_cores, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("n_ranks", ["1", "2"])
+@pytest.mark.parametrize("n_ranks", [pytest.param("1", marks=pytest.mark.night), "2"])
 def test_ranks_know_that_they_were_started_again(n_ranks: str, tmp_path: Path) -> None:
     """Scripts with the engine resume then, as under torchrun; the log of the attempt that failed is kept."""
     script(tmp_path, """
@@ -54,7 +54,7 @@ time.sleep(600)
     assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(signal.SIGHUP))] * 2
 
 
-@pytest.mark.parametrize("code", [75, 78])
+@pytest.mark.parametrize("code", [75, pytest.param(78, marks=pytest.mark.night)])
 def test_ranks_that_saved_and_stopped_or_were_refused_are_not_started_again(code: int, tmp_path: Path) -> None:
     script(tmp_path, f"""
 open(f"started-{{rank}}", "a").write("x")

@@ -204,12 +204,13 @@ def test_a_rank_that_is_killed_is_reported_as_shells_do(tmp_path: Path) -> None:
     assert "rank 1 was killed by signal 9" in err
 
 
-def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignores", [False, pytest.param(True, marks=pytest.mark.reliability)])
+def test_no_rank_outlives_a_launcher_that_is_killed(ignores: bool, tmp_path: Path) -> None:
     """Nor what the ranks have started, such as loader processes, nor a rank that ignores SIGTERM."""
-    script(tmp_path, """
+    script(tmp_path, f"ignores = {ignores}" + """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open(f"pid-{rank}-child", "w").write(str(child.pid))
-if rank:
+if rank and ignores:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 time.sleep(600)
 """)  # fmt: skip
@@ -233,13 +234,22 @@ def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.reliability) for one in (signal.SIGINT, signal.SIGHUP))],
+    ("number", "save_s"),
+    [
+        (signal.SIGTERM, 0.5),
+        *(
+            pytest.param(one, 5, marks=pytest.mark.reliability)
+            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        ),
+    ],
 )
-def test_a_signal_reaches_every_rank_and_leaves_it_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
-    script(tmp_path, """
+def test_a_signal_reaches_every_rank_and_leaves_it_time_to_save(
+    number: signal.Signals, save_s: float, tmp_path: Path
+) -> None:
+    """More than the 4 seconds that ranks have when another one fails, by night."""
+    script(tmp_path, f"save_s = {save_s}" + """
 def save(number, frame):
-    time.sleep(5)
+    time.sleep(save_s)
     open(f"saved-{rank}", "w").write(str(number))
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -278,7 +288,7 @@ n = int(open(tries).read()) if os.path.exists(tries) else 0
 open(tries, "w").write(str(n + 1))
 if rank == 1 and n < 2:
     sys.exit(9)
-time.sleep(1 if n == 2 else 60)
+time.sleep(0 if n == 2 else 60)
 """)  # fmt: skip
     code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", "--max_restarts", "3"))
     assert code == 0, err

@@ -171,6 +171,7 @@ def test_adapter_of_a_folder_by_a_relative_name_merges_from_elsewhere(
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(here / "gpt2")
 
 
+@pytest.mark.night
 def test_merge_reads_the_revision_that_the_run_named(small_decoder: Path, tmp_path: Path) -> None:
     """The cache of the hub holds that one alone."""
     stored, commit = tmp_path / "hub" / "models--someone--tiny", "0" * 40

@@ -46,6 +46,7 @@ def kept_bytes(spans: Any, family: str, *, bf16: bool = False) -> int:
     return kept
 
 
+@pytest.mark.each_value
 @native
 @pytest.mark.skipif(not counts_memory(), reason="counts by glibc's mallinfo2")
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

@@ -67,7 +67,12 @@ def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> e
 @pytest.mark.each_value
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize(
-    ("family", "bf16"), [("bert", False), ("distilbert", False), ("albert", True), ("deberta-v2", False)]
+    ("family", "bf16"),
+    [
+        ("bert", False),
+        ("albert", True),
+        *(pytest.param(family, False, marks=pytest.mark.night) for family in ("distilbert", "deberta-v2")),
+    ],
 )
 def test_the_losses_are_those_without(tmp_path: Path, family: str, bf16: bool) -> None:
     """Dropout is on. The graph holds the operators that plain code runs, in torch's plain versions too: to rounding of
@@ -85,6 +90,7 @@ def test_an_unknown_family_is_compiled_by_blocks_too(tmp_path: Path) -> None:
     assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
 
 
+@pytest.mark.parametrize("operators", ["native", pytest.param("plain-torch", marks=pytest.mark.night)], indirect=True)
 @pytest.mark.usefixtures("operators")
 def test_twenty_steps_of_other_lengths_need_few_graphs(tmp_path: Path) -> None:
     """Six layers, twenty numbers of tokens, batches of three rows and of one: one graph to train, one to evaluate."""
@@ -154,7 +160,14 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "deberta-v2", "squeezebert"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bert",
+        "squeezebert",
+        *(pytest.param(family, marks=pytest.mark.night) for family in ("distilbert", "deberta-v2")),
+    ],
+)
 def test_blocks_are_computed_again_compiled(tmp_path: Path, family: str) -> None:
     """Checkpointing goes around compiled blocks: the masks of the first pass, the losses of a run without either."""
 

@@ -18,9 +18,6 @@ import engine
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 
-pytestmark = pytest.mark.usefixtures("operators")
-
-
 _LOAD = """
 import sys, torch
 model, batch, wanted = torch.load(sys.argv[1], weights_only=False)
@@ -33,6 +30,7 @@ torch.testing.assert_close(model(**batch).start_logits[real], wanted, rtol=1e-4,
 """
 
 
+@pytest.mark.usefixtures("operators")
 def test_a_saved_model_works_in_another_program(tmp_path: Path) -> None:
     model, batch = changed_by("optimize", "bert", tmp_path).eval(), batch_of()
     torch.save((model, batch, logits(model, batch).detach()), tmp_path / "model.pt")

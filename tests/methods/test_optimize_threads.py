@@ -97,6 +97,7 @@ def loss_of(packed: PackedModel, batch: Batch, step: int) -> Tensor:
     return torch.stack([out.start_logits, out.end_logits]).square().mean()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policy", ["blocks", "selective"])
 def test_recomputed_blocks_meet_the_masks_of_their_own_pass_in_any_thread(operators: None, policy: str) -> None:
     """Forward and backward run in different threads, as on a GPU; bitwise, with dropout and checkpointing on."""

@@ -122,6 +122,7 @@ LENGTHS = [(30, 11, 22), (30, 12, 20), (5, 28, 9), (60, 60, 55), (31, 10, 22), (
 BATCHES = [batch(*lengths, seed=number) for number, lengths in enumerate(LENGTHS)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "modernbert", "albert", "deberta-v2"])
 def test_steps_by_graphs_are_those_without(family: str, dropout: float) -> None:
@@ -444,7 +445,10 @@ def test_restore_takes_the_graphs_out() -> None:
     assert Recording.replays == n_replays
 
 
-@pytest.mark.parametrize("task", ["padding none", "padding sampled", "two micro-batches"])
+@pytest.mark.parametrize(
+    "task",
+    ["padding sampled", *(pytest.param(one, marks=pytest.mark.night) for one in ("padding none", "two micro-batches"))],
+)
 def test_a_training_of_the_engine_has_the_curve_without_graphs(tmp_path: Path, task: str) -> None:
     more: dict[str, Any] = {
         "padding none": {"padding_in_loss": "none"},

@@ -187,6 +187,7 @@ def test_renaming_as_the_fix_says_makes_the_model_load(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_pretrained_form_of_an_encoder_loads(family: str, tmp_path: Path) -> None:
     """With and without a pooler, with the heads of pretraining, with the head of another task."""

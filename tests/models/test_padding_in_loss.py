@@ -134,6 +134,7 @@ _WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
 def test_every_way_to_run_a_model_counts_the_same_padding(tmp_path: Path, family: str, way: str) -> None:

@@ -30,6 +30,12 @@ def _losses(folder: Path, name: str, family: str = "bert", **changes: Any) -> li
     return losses_of(trainer)
 
 
+some_heads = pytest.mark.parametrize(
+    "name", [name if name in ("tokens", "choices") else pytest.param(name, marks=pytest.mark.night) for name in HEADS]
+)
+"""Those whose rows become other batches than those of a class each; the others by night."""
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta"])
 @pytest.mark.parametrize("name", HEADS)
@@ -39,21 +45,21 @@ def test_dropout_does_not_depend_on_how_a_step_is_split(name: str, family: str, 
     np.testing.assert_allclose(split, whole, **SPLIT)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@some_heads
 def test_token_budget_of_any_head_keeps_the_losses(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         _losses(tmp_path, name, max_tokens_per_batch=64), _losses(tmp_path, name), **SPLIT
     )  # multiple choice counts the tokens of all choices
 
 
-@pytest.mark.parametrize("name", HEADS)
+@some_heads
 def test_checkpointed_blocks_see_the_same_masks(name: str, tmp_path: Path) -> None:
     plain = _losses(tmp_path, name)
     assert _losses(tmp_path, name, gradient_checkpointing=True) == plain
     assert _losses(tmp_path, name, gradient_checkpointing=True, checkpointing_policy="selective") == plain
 
 
-@pytest.mark.parametrize("name", HEADS)
+@some_heads
 def test_compiled_blocks_train_alike(name: str, tmp_path: Path) -> None:
     compiled = _losses(tmp_path, name, torch_compile=True, torch_compile_backend="eager", max_steps=3)
     np.testing.assert_allclose(compiled, _losses(tmp_path, name, max_steps=3), **SPLIT)

@@ -200,6 +200,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("changes", [{}, {"max_grad_norm": 0.0, "optimizer_in_backward": True},
                                      {"max_grad_norm": 0.05}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kind", _MODELS)
@@ -215,6 +216,7 @@ def test_trainer_with_overlapping_parameters_trains_as_torch_does(
         assert (one - expected[name]).abs().max() < _ROUNDING, name
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("changes", [{}, {"save_async": True}, {"weight_averaging_start": 0.2}], ids=str)
 @pytest.mark.parametrize("kind", _MODELS)
 def test_checkpoints_of_overlapping_parameters_resume_bitwise(

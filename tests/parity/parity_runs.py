@@ -35,7 +35,7 @@ WAYS = ("engine", "whet.optimize")
 EVERY = (*FAMILIES, *DECODERS, *PROVEN)
 """Families with a file, and some that run packed by proof."""
 _RUN: dict[str, Any] = {
-    "max_steps": N_STEPS, "per_device_train_batch_size": ROWS_PER_BATCH, "learning_rate": 5e-4, "warmup_steps": 5,
+    "per_device_train_batch_size": ROWS_PER_BATCH, "learning_rate": 5e-4, "warmup_steps": 5,
     "weight_decay": 0.01, "logging_steps": 1, "use_cpu": True, "save_strategy": "no", "report_to": "none",
     "disable_tqdm": True, "seed": 7, "remove_unused_columns": False,
 }  # fmt: skip
@@ -180,36 +180,38 @@ def has_task(family: str, task: str) -> bool:
     return type(transformers.AutoConfig.for_model(family)) in TASKS[task].auto._model_mapping
 
 
-def worst(family: str, task: str) -> dict[str, float]:
+def worst(family: str, task: str, n_steps: int = N_STEPS) -> dict[str, float]:
     """Return for each way of whet the largest relative difference of a loss from transformers' own run."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted = by_transformers(TASKS[task].model(family), family, task, Path(folder))
-        found = {way: _RUNS[way](TASKS[task].model(family), family, task, Path(folder)) for way in WAYS}
+        given = (family, task, Path(folder), n_steps)
+        wanted = by_transformers(TASKS[task].model(family), *given)
+        found = {way: _RUNS[way](TASKS[task].model(family), *given) for way in WAYS}
+    assert len(wanted) == n_steps
     return {way: max(_differences(losses, wanted)) for way, losses in found.items()}
 
 
 def _differences(found: list[float], wanted: list[float]) -> Iterator[float]:
-    assert len(found) == len(wanted) == N_STEPS
+    assert len(found) == len(wanted)
     assert wanted[0] != wanted[-1], "nothing was trained"
     for one, other in zip(found, wanted, strict=True):
         yield abs(one - other) / abs(other)
 
 
-def by_transformers(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
+def by_transformers(model: nn.Module, family: str, task: str, folder: Path, n_steps: int = N_STEPS) -> list[float]:
     """Return the losses of transformers' own Trainer."""
-    return _losses(transformers, model, family, task, folder)
+    return _losses(transformers, model, family, task, folder, max_steps=n_steps)
 
 
-def by_whet(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
+def by_whet(model: nn.Module, family: str, task: str, folder: Path, n_steps: int = N_STEPS) -> list[float]:
     """Return the losses of the engine of the commands; it counts padding in a loss in which transformers counts it."""
     given: dict[str, Any] = {"precision": "fp32"} | ({"padding_in_loss": "all"} if TASKS[task].spans else {})
-    return _losses(engine, model, family, task, folder, **given)
+    return _losses(engine, model, family, task, folder, max_steps=n_steps, **given)
 
 
-def optimized(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
+def optimized(model: nn.Module, family: str, task: str, folder: Path, n_steps: int = N_STEPS) -> list[float]:
     """Return the losses of transformers' own Trainer with a model that whet.optimize has changed."""
     model = whet.optimize(model, padding="all" if TASKS[task].spans else "auto")
-    return by_transformers(model, family, task, folder)
+    return by_transformers(model, family, task, folder, n_steps)
 
 
 _RUNS = {"engine": by_whet, "whet.optimize": optimized}
@@ -235,7 +237,7 @@ def _losses(library: Any, model: nn.Module, family: str, task: str, folder: Path
         else {"data_collator": TASKS[task].collate(family)}
     )
     transformers.set_seed(7)  # transformers draws its order of rows from torch's generator
-    args = library.TrainingArguments(output_dir=str(folder), **_RUN, **given)
+    args = library.TrainingArguments(output_dir=str(folder), **(_RUN | given))
     trainer = library.Trainer(model=model, args=args, train_dataset=TASKS[task].rows(family), **batches)
     with redirect_stdout(StringIO()):  # the losses of each step
         trainer.train()

@@ -28,6 +28,7 @@ def without_dropout(minilm_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_packed_losses_are_the_padded_ones_on_xquad(
     minilm_dir: Path, xquad_dir: Path, without_dropout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

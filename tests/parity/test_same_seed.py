@@ -196,7 +196,7 @@ def test_same_program_has_the_losses_of_transformers(tmp_path: Path, task: str, 
     [
         {"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 3},
         {"eval_strategy": "epoch", "eval_delay": 1.5, "num_train_epochs": 3},
-        {"eval_strategy": "steps", "eval_steps": 5, "eval_delay": 100},
+        pytest.param({"eval_strategy": "steps", "eval_steps": 5, "eval_delay": 100}, marks=pytest.mark.night),
     ],
 )
 def test_evaluations_begin_when_those_of_transformers_do(tmp_path: Path, given: dict[str, Any]) -> None:
@@ -213,6 +213,7 @@ def test_evaluations_begin_when_those_of_transformers_do(tmp_path: Path, given: 
     assert steps[0] == steps[1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", [0, 42])
 def test_command_draws_the_head_of_run_qa(tmp_path: Path, family: str, seed: int) -> None:
@@ -242,7 +243,13 @@ class _RowsOfWhet(transformers.Trainer):
         return masked_loss(model, inputs)
 
 
-@pytest.mark.parametrize("seeds", [{"seed": 3}, {"seed": 3, "data_seed": 11}], ids=["seed", "data_seed"])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param({"seed": 3}, marks=pytest.mark.night, id="seed"),
+        pytest.param({"seed": 3, "data_seed": 11}, id="data_seed"),
+    ],
+)
 def test_command_has_the_losses_of_transformers(tmp_path: Path, seeds: dict[str, int]) -> None:
     """`whet qa` against transformers' Trainer on the same windows: head, order and every step of two epochs."""
     encoder = _encoder(tmp_path / "encoder", "bert")

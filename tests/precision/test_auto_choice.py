@@ -142,7 +142,7 @@ def test_bf16_false_means_fp32(tmp_path: Path) -> None:
     assert trainer.precision.name == "fp32"
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["bf16", pytest.param("fp16", marks=pytest.mark.night)])
 def test_requested_format_is_used_and_its_cost_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:

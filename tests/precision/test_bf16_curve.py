@@ -89,6 +89,7 @@ def test_hidden_states_between_blocks_are_bf16(tmp_path: Path, precision: str, d
     assert seen == {dtype}
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_bf16_curve_in_plain_torch_follows_fp32(tmp_path: Path, fp32: engine.Trainer) -> None:
     with plain_torch():
@@ -96,7 +97,9 @@ def test_bf16_curve_in_plain_torch_follows_fp32(tmp_path: Path, fp32: engine.Tra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["albert", "distilbert", "roberta"])
+@pytest.mark.parametrize(
+    "family", ["albert", *(pytest.param(family, marks=pytest.mark.night) for family in ("distilbert", "roberta"))]
+)
 def test_bf16_curve_of_other_families_follows_fp32(tmp_path: Path, family: str) -> None:
     _assert_follows(*(_run(tmp_path, family, precision) for precision in ("bf16", "fp32")))
 

@@ -40,6 +40,7 @@ def _mixed_trainer(folder: Path) -> engine.Trainer:
     return trainer
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("other", ["bf16", "fp16"])
 def test_probe_leaves_no_trace_in_a_packed_model(tmp_path: Path, other: str) -> None:

@@ -198,7 +198,7 @@ _OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_cases(), _OPTIONS)
 def test_decode_equals_the_naive_search(case: Case, options: DecodeOptions) -> None:
     _assert_as_naive(case, options)

@@ -154,7 +154,7 @@ def _scored(draw, fewest: int) -> tuple[str, list[str]]:
 _ODDS = st.one_of(st.integers(-2, 2).map(float), st.floats(-30, 30, width=32))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(_scored(fewest=1), min_size=1, max_size=6))
 def test_v1_equals_the_naive_count(rows: list[tuple[str, list[str]]]) -> None:
     texts, answers = [list(column) for column in zip(*rows, strict=True)]
@@ -167,7 +167,7 @@ def test_v1_equals_the_naive_count(rows: list[tuple[str, list[str]]]) -> None:
     assert _score(texts, answers) == pytest.approx(wanted, abs=1e-9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(st.tuples(_scored(fewest=0), _ODDS), min_size=1, max_size=6))
 def test_v2_equals_the_naive_count(rows: list[tuple[tuple[str, list[str]], float]]) -> None:
     texts, answers, odds = [text for (text, _), _ in rows], [refs for (_, refs), _ in rows], [x for _, x in rows]

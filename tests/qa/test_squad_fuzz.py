@@ -37,7 +37,7 @@ def _lines() -> str:
     return json.dumps(_row("q1")) + "\n" + json.dumps(_row("q2"))
 
 
-@settings(_QUICK, max_examples=300)
+@settings(_QUICK, max_examples=75)
 @given(document=_JSON | st.fixed_dictionaries({"data": st.lists(_JSON, max_size=3)}))
 def test_any_json_is_read_or_refused(document, tmp_path):
     path = tmp_path / "any.json"
@@ -45,7 +45,7 @@ def test_any_json_is_read_or_refused(document, tmp_path):
     _read_or_refuse(path)
 
 
-@settings(_QUICK, max_examples=300)
+@settings(_QUICK, max_examples=75)
 @given(field=st.sampled_from(["id", "context", "question", "answers", "is_impossible", "title"]), value=_JSON)
 def test_question_with_any_value_in_one_field_is_read_or_refused(field, value, tmp_path):
     path = tmp_path / "any.json"
@@ -53,7 +53,7 @@ def test_question_with_any_value_in_one_field_is_read_or_refused(field, value, t
     _read_or_refuse(path)
 
 
-@settings(_QUICK, max_examples=500)
+@settings(_QUICK, max_examples=125)
 @given(
     content=st.sampled_from([_nested(), _lines(), "id,context,question,answers\n1,a,b,[]\n"]),
     cuts=st.lists(

@@ -15,16 +15,16 @@ from whet.jobs.tokenising import encode, progress
 def test_long_text_reports_its_progress(
     n_threads: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a tenth of a second between the lines, a text of 4 million characters has several."""
+    """With a fiftieth of a second between the lines, a text of a million characters has several."""
     caplog.set_level("INFO", logger="whet")
-    monkeypatch.setattr(progress, "FIRST_S", 0.1)
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
-    text = "The rain fell on the hills and the sheep slept. " * 80_000
+    monkeypatch.setattr(progress, "FIRST_S", 0.02)
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.02)
+    text = "The rain fell on the hills and the sheep slept. " * 20_000
     made = encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["short", text], n_threads=n_threads)
     assert len(made.lengths) == 2
     told = [record.getMessage() for record in caplog.records if "tokenising" in record.getMessage()]
     assert len(told) >= 2
-    assert all(re.fullmatch(r"tokenising: [\d,]+ of 3,840,005 characters are done after \d+ s", line) for line in told)
+    assert all(re.fullmatch(r"tokenising: [\d,]+ of 960,005 characters are done after \d+ s", line) for line in told)
     assert not [thread for thread in threading.enumerate() if thread.name == "whet-tokenising"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -31,14 +31,25 @@ RUNS: Mapping[str, dict[str, Any]] = {
 }
 
 
+_BY_NIGHT = ("token budget", "checkpointing", "another optimizer", "layers of one block", "a frozen table", "fp16")
+
+
+def _cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.night if name in _BY_NIGHT else ()) for name in names]
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """Every run of this file, as 1, 2 and 4 ranks."""
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """The runs of this file that the chosen tests need, as 1, 2 and 4 ranks."""
+    of_file = [item for item in request.session.items if item.path == request.path]
+    chosen = {value for item in of_file for value in getattr(getattr(item, "callspec", None), "_idlist", ())}
     jobs = Jobs(tmp_path_factory.mktemp("ranks"))
     for name, job in RUNS.items():
+        if name in _BY_NIGHT and name not in chosen:
+            continue
         for n_ranks in (1, 2) if name not in ("plain", "fewer rows than ranks") else (1, 2, 4):
             jobs.add(name, "questions", n_ranks, **job)
-    for hook in _COMPRESSED:
+    for hook in [hook for hook in _COMPRESSED if hook not in _BY_NIGHT or hook in chosen]:
         jobs.add(hook, "questions", 2, args={"ddp_comm_hook": hook, "max_steps": 14})
     jobs.add("long", "questions", 1, args={"max_steps": 14})
     for name, more in _TOYS.items():
@@ -53,7 +64,7 @@ _TOYS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", _cases(RUNS))
 def test_curve_does_not_depend_on_the_number_of_ranks(found: Jobs, name: str) -> None:
     (alone,) = found[name, 1]
     for n_ranks in found.sizes(name):
@@ -71,13 +82,13 @@ def test_parts_of_the_loss_of_experts_do_not_depend_on_the_number_of_ranks(found
             assert rank["parts"][name] == pytest.approx(values, rel=_CURVE), name
 
 
-@pytest.mark.parametrize("name", [*RUNS, *_COMPRESSED])
+@pytest.mark.parametrize("name", _cases([*RUNS, *_COMPRESSED]))
 def test_ranks_end_with_the_same_bits(found: Jobs, name: str) -> None:
     for n_ranks in found.sizes(name):
         assert len({rank["digest"] for rank in found[name, n_ranks]}) == 1
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", _cases(RUNS))
 def test_evaluation_is_that_of_one_rank(found: Jobs, name: str) -> None:
     """Every rank returns the loss and the predictions of all rows, each computed once."""
     (alone,) = found[name, 1]
@@ -87,7 +98,7 @@ def test_evaluation_is_that_of_one_rank(found: Jobs, name: str) -> None:
             assert rank["predicted"] == alone["predicted"]
 
 
-@pytest.mark.parametrize("hook", _COMPRESSED)
+@pytest.mark.parametrize("hook", _cases(_COMPRESSED))
 def test_compressed_gradients_train_nearly_the_same(found: Jobs, hook: str) -> None:
     alone, ranks = found["long", 1][0]["losses"], found[hook, 2]
     assert ranks[0]["losses"] == pytest.approx(alone, rel=_COMPRESSED[hook])

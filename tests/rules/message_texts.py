@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Text:
         return [(name, word) for name, word in _FLAG.findall(self.text)]
 
 
+@functools.cache
 def all_texts() -> list[Text]:
     """Return the texts of all errors, and every other text that names a flag (tables of fixes, helpers' arguments)."""
     found = []

@@ -20,7 +20,6 @@ from whet.cli.commands import COMMANDS, command
 from whet.config.optimizer_names import ELSEWHERE, names
 from whet.config.settings import options_of, spec_of
 
-_TEXTS = all_texts()
 _OF_PROGRAMS = {
     "pip": {"force-reinstall", "no-deps"},
     "deepspeed": {"no-build-isolation"},
@@ -86,18 +85,18 @@ def _wrong_values(one: Text) -> list[tuple[str, str]]:
 
 
 def test_every_flag_in_a_message_exists() -> None:
-    assert len(_TEXTS) > 600
-    assert _named([one for one in _TEXTS if _unknown_flags(one)]) == []
+    assert len(all_texts()) > 600
+    assert _named([one for one in all_texts() if _unknown_flags(one)]) == []
 
 
 def test_every_value_of_a_flag_in_a_message_is_taken() -> None:
-    assert [(one.place, wrong) for one in _TEXTS if (wrong := _wrong_values(one))] == []
+    assert [(one.place, wrong) for one in all_texts() if (wrong := _wrong_values(one))] == []
 
 
 def test_every_command_module_and_extra_in_a_message_exists() -> None:
     project = tomllib.loads((Path(whet.__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"].keys()
-    for one in _TEXTS:
+    for one in all_texts():
         assert set(re.findall(r"\bwhet (ask|bench\S*|demo|doctor|qa)\b", one.text)) <= COMMANDS.keys(), one
         assert set(re.findall(r"whet\[(\w+)\]", one.text)) <= extras, one
         for module in re.findall(r"python -m (whet[\w.]*)", one.text):
@@ -112,10 +111,10 @@ def test_every_setting_assigned_in_a_fix_is_a_name_that_callers_have() -> None:
     takers += [whet.optimize, transformers.PreTrainedTokenizerBase.__call__, accelerate.Accelerator.__init__]
     takers += [accelerate.Accelerator.save_model, accelerate.utils.ProjectConfiguration.__init__]
     known = {*_KINDS} | {name for taker in takers for name in inspect.signature(taker).parameters}
-    for one in _TEXTS:
+    for one in all_texts():
         if one.part == "fix":
             assert set(re.findall(r"(?<![\w.-])([a-z]\w+)=(?:True|False|None|'|\()", one.text)) <= known, one
 
 
 def test_messages_are_plain_english() -> None:
-    assert _named([one for one in _TEXTS if _NOT_PLAIN.search(one.text)]) == []
+    assert _named([one for one in all_texts() if _NOT_PLAIN.search(one.text)]) == []

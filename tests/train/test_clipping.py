@@ -64,6 +64,7 @@ def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> engine.Tr
     return trainer
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [Before, After, Hook, Everywhere])
 @pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit", "adamw_torch_fused"])
 def test_who_looks_sees_the_clipped_gradient_and_changes_nothing(tmp_path: Path, optim: str, kind: type[Looks]) -> None:

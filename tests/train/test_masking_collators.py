@@ -79,6 +79,7 @@ def trained(folder: Path, collate: Any, resume: Any = None, **changes: Any) -> t
     return trainer.model, seen.labels
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", COLLATORS)
 @pytest.mark.parametrize("how", [{}, PADDED], ids=["packed", "padded"])
 def test_a_resumed_run_draws_the_same_masks(name: str, how: dict[str, Any], tmp_path: Path, tokenizer: Any) -> None:

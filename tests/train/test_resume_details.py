@@ -151,6 +151,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return weights_of(trainer.model)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernel", ["same", "same model", "new"])
 @pytest.mark.parametrize("before", [(), ("evaluate",), ("predict",)], ids=str)
 def test_run_continues_in_the_same_notebook_and_in_a_new_one(

@@ -41,7 +41,7 @@ class Server:
         self.http.daemon_threads = True
         self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
         self.url = f"https://localhost:{self.http.server_address[1]}/status"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -100,8 +100,8 @@ def test_what_is_posted_satisfies_the_definition(server: Server, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_slow_server_holds_no_step_up(server: Server, tmp_path: Path) -> None:
-    """The server answers after 2 s; the training, which takes less, waits only once, at its end."""
-    server.pause_s = 2.0
+    """The server answers after half a second; the training, which takes less, waits only once, at its end."""
+    server.pause_s = 0.5
     began = time.monotonic()
     trainer = toy_trainer(tmp_path / "out", logging_steps=1)
     trainer.train()
