@@ -92,6 +92,14 @@ def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
     assert "--meter" in plan
 
 
+@pytest.mark.true_start  # with a path of its own
+def test_a_new_task_refuses_options_that_it_does_not_honour(folder_with_a_task: Path) -> None:
+    words = ("rhyme", "--model_name_or_path", "m", "--dataset_name", "d", "--do_train")
+    said = _said(folder_with_a_task, *words, "--teacher_model", "t", "--lora_r", "4")
+    assert "lora_r and teacher_model would change nothing here" in said
+    assert "leave --lora_r and --teacher_model out" in said
+
+
 def _model(folder: Path, recorded: str, file: str, settings: dict[str, object]) -> Path:
     """Write what `whet predict` reads of a model before it chooses the task."""
     folder.mkdir()

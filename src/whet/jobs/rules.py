@@ -1,13 +1,14 @@
 """The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, above, at_least, only_with
 from whet.errors import MASK, Problem
-from whet.jobs.fields import JobFields
+from whet.jobs.fields import HONOURED_BY_CALLS, JobFields
 
 
 def top_k_is_1_or_2(job: JobFields) -> Problem | None:
@@ -213,6 +214,21 @@ TEACHER_RULES: tuple[Rule, ...] = (
     ),
 )
 TEACHER_RUN_RULES: tuple[Rule, ...] = (teacher_teaches,)
+
+
+def not_taken(job: JobFields, command: str, takes: Collection[str]) -> Problem | None:
+    """Return the problem that a task does not honour what is asked for: without this rule it would say nothing."""
+    asked = {name: getattr(job, name) for name in HONOURED_BY_CALLS if name not in takes}
+    given = {name: value for name, value in asked.items() if value}
+    if not given:
+        return None
+    flags = " and ".join(f"--{name}" for name in given)
+    return Problem(
+        what=f"{' and '.join(given)} would change nothing here",
+        got=given,
+        why=f"{command} does not do what {flags} asks for",
+        fix=f"leave {flags} out",
+    )
 
 
 def names_a_model(job: JobFields) -> Problem | None:

@@ -59,7 +59,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     args = _continued(args)
     log.set_up(logging.WARNING if args.should_log else logging.ERROR)
     printing.configure(args)
-    refuse(task.check(job, args))
+    refuse(task.problems(job, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
     if args.should_save:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, Problem
+from whet.jobs.rules import not_taken
 from whet.models.loading.heads import Head
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Task:
     """Returns the problems between the settings of the task and those of the training."""
     read: Callable[[Any, str], Any]
     """Returns the examples of a split: called with `job` and its name. Does not import torch."""
+    takes: Sequence[str] = ()
+    """Which of `jobs.fields.HONOURED_BY_CALLS` its `prepare` honours; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the Job over these examples, by split."""
     predict: Callable[[PredictFields], int] | None = None
@@ -50,6 +53,11 @@ class Task:
     """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
     """Returns the lines that follow this table, from the Job that has run."""
+
+    def problems(self, job: Any, args: TrainingArguments) -> list[Problem]:
+        """Return the problems between these settings: those that `check` finds, and options that are not taken."""
+        refused = not_taken(job, f"whet {self.name}", self.takes)
+        return [*([] if refused is None else [refused]), *self.check(job, args)]
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import OF_TRAINING, Task
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
@@ -72,6 +73,7 @@ TASK = Task(
     check=check_run,
     read=_read,
     prepare=_prepare,
+    takes=HONOURED_BY_CALLS,
     predict=_predict,
     shown=_SHOWN,
     tables=_tables,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.task import Task
 from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, GenerateArguments, LmArguments, check_run
@@ -47,6 +48,7 @@ TASK = Task(
     check=check_run,
     read=_read,
     prepare=_prepare,
+    takes=HONOURED_BY_CALLS,
     shown=SHOWN,
     judged_by=("perplexity", "loss"),
     lower_is_better=True,

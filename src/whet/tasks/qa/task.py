@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import Task
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -64,6 +65,7 @@ TASK = Task(
     check=check_run,
     read=_read,
     prepare=_prepare,
+    takes=HONOURED_BY_CALLS,
     predict=_predict,
     shown=SHOWN,
     judged_by=("f1",),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import OF_TRAINING, Task
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
@@ -54,6 +55,7 @@ TASK = Task(
     check=check_run,
     read=_read,
     prepare=_prepare,
+    takes=HONOURED_BY_CALLS,
     predict=_predict,
     shown=_SHOWN,
     judged_by=("f1", "accuracy"),
