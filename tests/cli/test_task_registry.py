@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from whet import tasks
 from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, STOPPABLE, TRAINING
+from whet.config.arguments import TrainingArguments
+from whet.jobs.task import Task
+from whet.models.loading.heads import CAUSAL_LM
 
 
 def test_every_listed_command_has_its_options() -> None:
@@ -90,6 +94,15 @@ def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
     )
     assert "- rhyme" in plan
     assert "--meter" in plan
+
+
+def test_new_weights_of_a_task_are_those_of_the_seed() -> None:
+    task = Task(
+        name="rhyme", head=CAUSAL_LM, check=lambda *_: [], read=lambda *_: [], shown={}, judged_by=(),
+        prepare=lambda *_: torch.rand(4),
+    )  # fmt: skip
+    first, again, other = (task.prepared(None, TrainingArguments(seed=seed), {}).tolist() for seed in (5, 5, 6))
+    assert first == again != other
 
 
 @pytest.mark.true_start  # with a path of its own

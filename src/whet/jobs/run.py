@@ -74,7 +74,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
             metrics, lines = run_seeds(task, job, args, examples)
         else:
-            prepared = task.prepare(job, args, examples)
+            prepared = task.prepared(job, args, examples)
             metrics, lines = prepared.run(), task.tables(prepared)
         stop.mark_work_done()
         show(task.shown, metrics, folder, time.perf_counter() - started_s, lines)

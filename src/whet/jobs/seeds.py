@@ -158,7 +158,7 @@ def _train(
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         _forget_record(folder)
-        prepared = task.prepare(job, args, examples)
+        prepared = task.prepared(job, args, examples)
         prepared.engine.precision.chosen_in(auto_as_in)
         metrics = prepared.run()
     lines, precision = list(task.tables(prepared)), prepared.engine.precision.name

@@ -27,6 +27,16 @@ OF_TRAINING: Shown = {
 """What the table of every task begins with."""
 
 
+def begin(args: TrainingArguments) -> None:
+    """Refuse a resume with changed settings, and seed the generators: new weights are those of the run's seed."""
+    from transformers import set_seed
+
+    from whet.store import restore
+
+    restore.check_early(args)
+    set_seed(args.seed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What a task is; `job` is its settings. The functions import what they need when they are called."""
@@ -58,6 +68,11 @@ class Task:
         """Return the problems between these settings: those that `check` finds, and options that are not taken."""
         refused = not_taken(job, f"whet {self.name}", self.takes)
         return [*([] if refused is None else [refused]), *self.check(job, args)]
+
+    def prepared(self, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> Any:
+        """Return the Job of `prepare`, after what every run begins with."""
+        begin(args)
+        return self.prepare(job, args, examples)
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""

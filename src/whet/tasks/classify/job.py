@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
-
 from whet.config.arguments import TrainingArguments
 from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card
 from whet.jobs.judging import pooled
@@ -23,7 +21,6 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
-from whet.store import restore
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import Examples, Named, read_file
 from whet.tasks.classify.judge import ClassifyJudge, Decision, logits_of
@@ -37,7 +34,6 @@ _FEW_TEXTS = 10
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
-    restore.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
@@ -47,7 +43,6 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         tokenizer, options, Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
     )
     splits = {name: tokenised(name, found, scheme, maker) for name, found in examples.items()}
-    set_seed(args.seed)  # the new weights of the head
     names = scheme.names or ("LABEL_0",)
     labels = Labels(names=names, problem_type=scheme.kind, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, SEQUENCE_CLASSIFICATION, trained=not args.do_train, labels=labels)

@@ -12,6 +12,7 @@ from whet import console, log
 from whet.config.arguments import TrainingArguments
 from whet.jobs.demo_folder import DATA, continuing
 from whet.jobs.run import show
+from whet.jobs.task import begin
 from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, LmArguments
 from whet.tasks.lm.splits import read_split
 from whet.watch import files as output_files
@@ -116,6 +117,7 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
     from whet.tasks.lm.job import prepare
     from whet.tasks.lm.judge import perplexity
 
+    begin(args)
     prepared = prepare(job, args, examples)
     metrics = prepared.run()
     stop.mark_work_done()

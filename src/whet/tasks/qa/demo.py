@@ -14,6 +14,7 @@ from whet import console, log
 from whet.config.arguments import TrainingArguments
 from whet.jobs.demo_folder import DATA, continuing
 from whet.jobs.run import show
+from whet.jobs.task import begin
 from whet.optional import require
 from whet.tasks.qa.arguments import SHOWN, DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
@@ -110,6 +111,7 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
 
     from whet.tasks.qa.job import prepare
 
+    begin(args)
     job = prepare(qa, args, questions)
     metrics = job.run()
     stop.mark_work_done()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import DataCollatorForTokenClassification, set_seed
+from transformers import DataCollatorForTokenClassification
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.job import Job, Part, engine_of, model_card
@@ -22,7 +22,6 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
-from whet.store import restore
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.judge import TagJudge, best_tags, entries_of, only_logits, words_of
 from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
@@ -38,11 +37,9 @@ _USUAL_LENGTH = 512
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
-    restore.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
-    set_seed(args.seed)  # the new weights of the head
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
