@@ -66,6 +66,8 @@ class Examples:
     """The names of the labels in the order of the data set, if that says one."""
     not_read: Sequence[str] = ()
     """The other columns of the data."""
+    every_label: Sequence[Any] = ()
+    """The labels of all rows, where the examples are only some of them."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -265,6 +267,9 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
     limit = limit_of(job, name)
     shuffled = name == "train" and job.shuffle_train_dataset
     examples = _read(job, name, None if shuffled else limit)
+    if name == "train" and limit is not None:  # the model has the labels of all rows, as run_classification.py says
+        every = examples if shuffled or examples.label_order else _read(replace(job, skip_bad=True), name, None)
+        examples = replace(examples, every_label=every.labels or ())
     if shuffled:
         order = np.random.default_rng(job.shuffle_seed).permutation(len(examples))
         examples = examples.take(order[:limit].tolist())

@@ -41,7 +41,7 @@ class Scheme:
             except ValueError as error:
                 n_bad += 1
                 if len(problems) < MAX_SHOWN:
-                    problems.append(self._unknown(examples, row, str(error)))
+                    problems.append(self._unknown(examples, row, str(error), is_first=not problems))
         if problems:
             raise DataError.of([*problems, *_more(examples.source, n_bad)])
         return np.asarray(found, dtype=np.int64 if self.kind == "single_label_classification" else np.float32)
@@ -71,7 +71,7 @@ class Scheme:
         row[[_index(one, index) for one in as_list(label)]] = 1
         return row
 
-    def _unknown(self, examples: Examples, row: int, why: str) -> Problem:
+    def _unknown(self, examples: Examples, row: int, why: str, *, is_first: bool) -> Problem:
         assert examples.labels is not None
         shown = ", ".join(self.names[:_SHOWN_NAMES]) + (", ..." if len(self.names) > _SHOWN_NAMES else "")
         if self.kind == "regression":
@@ -81,7 +81,8 @@ class Scheme:
             rule = "problem_type single_label_classification learns one label for each text"
             fix = "leave --problem_type out, or give each row one label"
         else:
-            rule, fix = f"the model knows {len(self.names)} labels: {shown}", "correct the label, or train with it"
+            rule = f"the model knows {len(self.names)} labels" + (f": {shown}" if is_first else "")
+            fix = "correct the label, or train with it"
         return Problem(
             what=f"{examples.where(row)}: {examples.columns.label} {why}", got=examples.labels[row], why=rule, fix=fix
         )
@@ -103,7 +104,7 @@ def kind_of(examples: Examples, asked: ProblemType | None, do_regression: bool |
 
 
 def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
-    """Return the scheme of the training examples: classes as texts, sorted, as run_classification.py orders them.
+    """Return the scheme of the training data: classes as texts, sorted, as run_classification.py orders them.
 
     A data set of the hub that names its classes gives their order itself.
     """
@@ -111,7 +112,9 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
     if kind == "regression":
         return Scheme(kind)
     several = kind == "multi_label_classification"
-    names = {text_of(one) for label in examples.labels for one in (as_list(label) if several else [label])}
+    further = [label for label in examples.every_label if several or not (isinstance(label, list) or label is None)]
+    every = [*examples.labels, *further]
+    names = {text_of(one) for label in every for one in (as_list(label) if several else [label])}
     ordered = [name for name in examples.label_order if names] if names <= set(examples.label_order) else sorted(names)
     return Scheme(kind, tuple(ordered))
 

@@ -42,7 +42,7 @@ class Tags:
             (row, n, tag) for row, tags in enumerate(sentences.tags) for n, tag in enumerate(tags) if tag not in index
         ]
         if unknown:
-            raise DataError.of([self._problem(sentences, *one) for one in unknown[:MAX_SHOWN]])
+            raise DataError.of([self._problem(sentences, *one, n=n) for n, one in enumerate(unknown[:MAX_SHOWN])])
         return [np.asarray([index[tag] for tag in tags], dtype=np.int64) for tags in sentences.tags]
 
     def knows_all(self, sentences: Sentences) -> bool:
@@ -56,13 +56,13 @@ class Tags:
         later = [re.sub("^B-", "I-", name) for name in self.names]
         return np.asarray([index.get(name, n) for n, name in enumerate(later)], dtype=np.int64)
 
-    def _problem(self, sentences: Sentences, row: int, word: int, tag: str) -> Problem:
+    def _problem(self, sentences: Sentences, row: int, word: int, tag: str, *, n: int) -> Problem:
         shown = ", ".join(self.names[:_SHOWN_TAGS]) + (", ..." if len(self.names) > _SHOWN_TAGS else "")
         return Problem(
             what=f"{sentences.source}: {sentences.places[row]}, word {word + 1} ({sentences.words[row][word]!r}): "
             f"{sentences.tag_column} has a tag that the model does not know",
             got=tag,
-            why=f"the model knows {len(self.names)} tags: {shown}",
+            why=f"the model knows {len(self.names)} tags" + (f": {shown}" if n == 0 else ""),
             fix="correct the tag, or train with it",
         )
 
@@ -70,7 +70,7 @@ class Tags:
 def tags_of(sentences: Sentences) -> Tags:
     """Return the tags of the training data, sorted as run_ner.py sorts them, or in the data set's own order."""
     assert sentences.tags is not None
-    found = {tag for tags in sentences.tags for tag in tags}
+    found = {tag for tags in (*sentences.tags, *sentences.every_tags) for tag in tags}
     ordered = sentences.tag_order if found <= set(sentences.tag_order) else sorted(found)
     return Tags(tuple(ordered))
 
