@@ -94,10 +94,12 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
     printing.show_wrapped(f"labels: {_words(scheme)} ({why})")
-    if len(scheme.names) > max(_FEW_TEXTS, len(examples["train"]) // 2):
+    n_texts, column = len(examples["train"].every_label or examples["train"]), examples["train"].columns.label
+    if len(scheme.names) > max(_FEW_TEXTS, n_texts // 2):
         logger.warning(
-            "%d labels for %d texts, such as %s: most have one text; numbers need a decimal point (0.5)",
-            len(scheme.names), len(examples["train"]), scheme.names[0],
+            "%d texts, %d labels, such as %s: most have one text. Is the column %s an id? --label_column_name names "
+            "another; numbers need a decimal point (0.5)",
+            n_texts, len(scheme.names), scheme.names[0], column,
         )  # fmt: skip
     return scheme
 

@@ -138,6 +138,8 @@ def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
 def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
+    n_wrong = int(wrong.sum())
+    wrong[counts.sum(axis=1) == 1] = 0  # "1 of 1" says nothing of a label
     order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [(int(n) // len(names), int(n) % len(names)) for n in order]
     lines = [
@@ -146,7 +148,8 @@ def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
         if wrong[a, b]
     ]
     if not lines:
-        return ["no label is confused with another"]
+        alone = f"{n_wrong} texts are given the label of another, and each is the only one of its own label"
+        return [alone if n_wrong else "no label is confused with another"]
     return ["most confused labels", f"  {'expected':<30}  {'predicted':<30}", *lines]
 
 

@@ -121,11 +121,13 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
 
 def require_several(examples: Examples, scheme: Scheme) -> None:
     """Raise DataError if all examples have the same label: any model would be right, and none would learn."""
-    if scheme.kind != "single_label_classification" or len(scheme.names) > 1:
+    of_examples = sorted({text_of(label) for label in examples.labels or ()})
+    several = scheme.names if examples.label_order else of_examples
+    if scheme.kind != "single_label_classification" or len(several) > 1:
         return
     raise DataError(
         what=f"{examples.source}: all examples have the same label",
-        got=f"{examples.columns.label}: {scheme.names[0]}" if scheme.names else "no label",
+        got=f"{examples.columns.label}: {several[0]}" if several else "no label",
         why="a classifier learns to tell labels apart",
         fix="add examples of other labels, or name another column: --label_column_name NAME",
     )

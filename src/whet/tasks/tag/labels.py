@@ -77,11 +77,12 @@ def tags_of(sentences: Sentences) -> Tags:
 
 def require_several(sentences: Sentences, tags: Tags) -> None:
     """Raise DataError if all words have the same tag: any model would be right, and none would learn."""
-    if len(tags.names) > 1:
+    several = tags.names if sentences.tag_order else sorted({tag for one in sentences.tags or () for tag in one})
+    if len(several) > 1:
         return
     raise DataError(
         what=f"{sentences.source}: all words have the same tag",
-        got=f"{sentences.tag_column}: {tags.names[0]}" if tags.names else "no tag",
+        got=f"{sentences.tag_column}: {several[0]}" if several else "no tag",
         why="a tagger learns to tell words apart",
         fix="add sentences with other tags, or name another column: --label_column_name NAME",
     )
