@@ -15,7 +15,7 @@ from whet.config import ranks
 from whet.config.aliases import NOT_HONOURED_OLD, OFF, WITHDRAWN
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
 from whet.config.optimizer_names import DEFAULT, names, plugged_in
-from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs
+from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs, optimizer_is_known
 from whet.errors import ConfigError, Problem
 from whet.log import logger
 
@@ -164,7 +164,9 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
         for name, values in choices.items()
         if getattr(args, name) not in values
     ]
-    if is_own_optimizer(args.optim):
+    if args.optim not in _THEIRS and (problem := optimizer_is_known(args)):
+        found.append(problem)
+    elif is_own_optimizer(args.optim):
         found += [problem for rule in (optim_args_are_pairs, optim_args_are_known) if (problem := rule(args))]
     asked = {name for name in ("bf16", "fp16") if getattr(args, name)}
     if args.precision in ("fp32", "bf16", "fp16") and asked - {args.precision}:
