@@ -52,7 +52,7 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
 
     They may be changed after they were made, and a subclass may add fields, as in transformers. Names of older releases
     are accepted and logged (`no_cuda`, `evaluation_strategy`, `group_by_length` ...). Settings that need the engine of
-    whet's commands (`whet qa`, `classify`, `tag`, `lm`) raise ConfigError.
+    whet's commands raise ConfigError.
     """
 
     optim: str = field(
@@ -259,7 +259,8 @@ def _of_commands(name: str, value: Any) -> Problem:
         what=f"{name} is a setting of whet's commands, which whet.Trainer does not have",
         got=f"{name}={value!r}",
         why="it needs the engine of the commands; whet.Trainer runs transformers' own loop",
-        fix=_INSTEAD.get(name, "use whet qa, classify, tag or lm for this run") + f"; or leave {name} out",
+        fix=_INSTEAD.get(name, "use the command of your task for this run (whet --help lists them)")
+        + f"; or leave {name} out",
     )
 
 
