@@ -200,6 +200,18 @@ def test_labels_that_training_has_not_seen_are_named_by_line_column_and_value(tm
     assert first.what == f"{tmp_path / 'labels.jsonl'}: line 2: label is a label that the model does not know"
     assert (first.got, second.got) == ("c", "d")
     assert "a, b" in first.why
+    assert "a, b" not in second.why  # the list of labels stands in the error once
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_labels_of_rows_that_are_not_trained_are_known(tmp_path: Path, *, shuffle: bool) -> None:
+    file = str(write_lines(tmp_path / "labels.jsonl", [{"text": "t", "label": one} for one in ["b", "c", "b", "a"]]))
+    job = ClassifyArguments(
+        model_name_or_path="m", train_file=file, max_train_samples=2, shuffle_train_dataset=shuffle, shuffle_seed=1
+    )
+    found = read_split(job, "train")
+    assert len(found) == 2
+    assert scheme_of(found, "single_label_classification").names == ("a", "b", "c")
 
 
 def test_a_number_that_is_none_is_refused_in_regression(tmp_path: Path) -> None:

@@ -108,6 +108,29 @@ def test_evaluation_labels_that_are_unknown_end_the_run(
     assert "got: cooking" in told
 
 
+def test_a_column_of_ids_is_warned_of(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": row["text"], "label": 1000 + n} for n, row in enumerate(topic_rows())]
+    file = write_csv(tmp_path / "ids.csv", rows)
+    options = {"train_file": file, "validation_file": file, "max_steps": 1}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", "--do_train", "--do_eval", **options)) == 0
+    told = capsys.readouterr()
+    assert "12 texts, 12 labels" in told.err
+    assert "Is the column label an id?" in told.err
+    assert "1 of 1" not in told.out
+    assert "each is the only one of its own label" in told.out
+
+
+def test_rows_of_one_label_are_refused_though_the_file_has_others(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_csv(tmp_path / "sorted.csv", sorted(topic_rows(), key=lambda row: row["label"]))
+    asked = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=file, max_train_samples=3)
+    assert run(asked) == EXIT_BAD_DATA
+    assert "all examples have the same label" in capsys.readouterr().err
+
+
 def test_a_head_of_another_size_is_replaced_only_on_request(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from whet import tasks
 from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, STOPPABLE, TRAINING
+from whet.config.arguments import TrainingArguments
+from whet.jobs.task import Task
+from whet.models.loading.heads import CAUSAL_LM
 
 
 def test_every_listed_command_has_its_options() -> None:
@@ -89,3 +94,49 @@ def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
     )
     assert "- rhyme" in plan
     assert "--meter" in plan
+
+
+def test_new_weights_of_a_task_are_those_of_the_seed() -> None:
+    task = Task(
+        name="rhyme", head=CAUSAL_LM, check=lambda *_: [], read=lambda *_: [], shown={}, judged_by=(),
+        prepare=lambda *_: torch.rand(4),
+    )  # fmt: skip
+    first, again, other = (task.prepared(None, TrainingArguments(seed=seed), {}).tolist() for seed in (5, 5, 6))
+    assert first == again != other
+
+
+@pytest.mark.true_start  # with a path of its own
+def test_a_new_task_refuses_options_that_it_does_not_honour(folder_with_a_task: Path) -> None:
+    words = ("rhyme", "--model_name_or_path", "m", "--dataset_name", "d", "--do_train")
+    said = _said(folder_with_a_task, *words, "--teacher_model", "t", "--lora_r", "4")
+    assert "lora_r and teacher_model would change nothing here" in said
+    assert "leave --lora_r and --teacher_model out" in said
+
+
+def _model(folder: Path, recorded: str, file: str, settings: dict[str, object]) -> Path:
+    """Write what `whet predict` reads of a model before it chooses the task."""
+    folder.mkdir()
+    (folder / file).write_text(json.dumps(settings))
+    (folder / "adapter_model.safetensors").touch()
+    (folder / "whet_task.json").write_text(json.dumps({"task": recorded}))
+    return folder
+
+
+@pytest.mark.true_start  # with a path of its own
+def test_predict_takes_the_task_that_trained_the_model_not_the_first_with_its_head(folder_with_a_task: Path) -> None:
+    file = folder_with_a_task / "texts.txt"
+    file.write_text("moon June\n")
+
+    def predicted(recorded: str, file_name: str, settings: dict[str, object]) -> str:
+        model = _model(folder_with_a_task / f"{recorded}-{file_name}", recorded, file_name, settings)
+        return _said(folder_with_a_task, "predict", str(model), "--file", str(file))
+
+    adapter: dict[str, object] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "m"}
+    assert "PredictArguments(" in predicted("rhyme", "adapter_config.json", adapter)
+    assert "the model has no head that whet predicts with" in predicted("lm", "adapter_config.json", adapter)
+
+    code = folder_with_a_task / "more" / "rhyme" / "task.py"
+    code.write_text(_RHYME.replace("CAUSAL_LM", "TOKEN_CLASSIFICATION"))
+    tagger: dict[str, object] = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
+    assert "PredictArguments(" in predicted("rhyme", "config.json", tagger)
+    assert "PredictArguments(" not in predicted("tag", "config.json", tagger)

@@ -14,8 +14,8 @@ from transformers import BertTokenizer
 import engine
 from tiny import arguments, losses, tiny_model, weights_of
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.job import prepare
 from whet.tasks.qa.splits import read_split
+from whet.tasks.qa.task import TASK
 
 _CONTEXTS = {
     "The river flows through the old town and on to the sea.": [
@@ -70,7 +70,7 @@ def _trained(model: Path, questions: Path, folder: Path, **changes: Any) -> tupl
     usual = {"max_seq_length": 48, "doc_stride": 8, "overwrite_cache": True}
     qa = QaArguments(model_name_or_path=str(model), train_file=str(questions), **(usual | changes))
     args = arguments(folder, do_train=True, num_train_epochs=3)
-    job = prepare(qa, args, {"train": read_split(qa, "train")})
+    job = TASK.prepared(qa, args, {"train": read_split(qa, "train")})
     avoided = job.engine.train().metrics["train_padding_avoided"]
     return job.engine, avoided
 

@@ -302,6 +302,12 @@ def test_commands_settings_are_refused_with_the_way_on(tmp_path: Path) -> None:
     assert whet.TrainingArguments(str(tmp_path), zero_stage=None).output_dir == str(tmp_path)
 
 
+def test_an_unknown_optimizer_is_told_whets_names(tmp_path: Path) -> None:
+    with pytest.raises(whet.ConfigError, match="did you mean --optim adamw_whet") as caught:
+        whet.TrainingArguments(str(tmp_path), optim="adamw_whe")
+    assert "lion_32bit" in str(caught.value)
+
+
 def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
     args = whet.TrainingArguments(
         str(tmp_path), no_cuda=True, evaluation_strategy="steps", eval_steps=3, group_by_length=True, warmup_ratio=0.1,

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 import engine
 from proven_models import proven_config
 from tiny import DECODERS, FAMILIES, tiny_config
+from whet.config.optimizer_names import names
 from whet.errors import ConfigError
 from whet.optim import registry
 from whet.optim.entry import parameter_groups
 
 _OPTIMIZERS = ["adamw_torch", "adamw_torch_fused"]
 _DECOUPLED = [
-    *_OPTIMIZERS, "adamw_hf", "adamw_anyprecision", "adamw_whet", "adamw_whet_8bit", "adafactor", "muon", "lion_32bit",
-]  # fmt: skip
+    name for name, row in names().items() if "decay is added to the gradient" not in row.does and not row.package
+]
+"""All whose text does not say that the decay is a part of the gradient."""
 
 
 class Layers(nn.Module):

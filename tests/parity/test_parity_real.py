@@ -13,8 +13,8 @@ from engine import TrainingArguments
 from tiny import masked_loss
 from whet.jobs.job import Job
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.job import prepare
 from whet.tasks.qa.splits import read_split
+from whet.tasks.qa.task import TASK
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
         max_train_samples=20,
     )
     args = TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, do_train=True)
-    job = prepare(qa, args, {"train": read_split(qa, "train")})
+    job = TASK.prepared(qa, args, {"train": read_split(qa, "train")})
     rows = job.engine.spec.train_dataset
     assert len(set(rows.lengths.tolist())) > 4
     theirs = textbook_run(_fresh(job), rows, tmp_path, masked_loss)

@@ -58,6 +58,22 @@ def test_binary_data_gets_no_advice_for_text(data: bytes, tmp_path: Path) -> Non
     assert "iconv" not in fix
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_mixed_encodings_get_no_conversion_of_the_complete_file(order: tuple[int, int], tmp_path: Path) -> None:
+    text = json.dumps(ROW | {"context": "Ada at the café."}, ensure_ascii=False)
+    lines = [text.encode(), text.encode("latin-1")]
+    what, fix = refusal(tmp_path / "data.jsonl", b"\n".join([LINE.encode(), *(lines[n] for n in order)]))
+    line = 2 + order.index(1)
+    assert "mixes encodings" in what
+    assert f"(line {line})" in what
+    found = re.search(r"(sed -n \d+p) FILE \| (iconv -f \S+ -t \S+) ", fix)
+    assert found is not None
+    shown = subprocess.run(
+        f"{found[1]} {tmp_path / 'data.jsonl'} | {found[2]}", shell=True, capture_output=True, check=True
+    )
+    assert shown.stdout.decode().strip() == text
+
+
 @pytest.mark.parametrize(
     ("encoding", "named"), [("latin-1", "LATIN1"), ("utf-16-le", "UTF-16LE"), ("cp1252", "LATIN1")]
 )

@@ -81,6 +81,16 @@ def test_a_hub_data_set_gives_the_names_of_its_tags(tmp_path: Path) -> None:
     assert tags_of(found).names == ("O", "B-X")
 
 
+def test_tags_of_sentences_that_are_not_trained_are_known(tmp_path: Path) -> None:
+    from whet.tasks.tag.arguments import TagArguments
+    from whet.tasks.tag.read import read_split
+
+    file = _write(tmp_path / "train.conll", "a B-X\nb O\n\nc B-Y\n")
+    found = read_split(TagArguments(model_name_or_path="m", train_file=str(file), max_train_samples=1), "train")
+    assert len(found) == 1
+    assert tags_of(found).names == ("B-X", "B-Y", "O")
+
+
 def test_bad_sentences_are_named_by_line_and_field(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "bad.jsonl",

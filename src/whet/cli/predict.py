@@ -5,14 +5,14 @@ from whet.config.command_line import Command
 from whet.errors import ConfigError
 from whet.jobs.predict.arguments import PredictArguments
 
-_PREDICTING = [(task, task.predict) for task in tasks.tasks() if task.predict is not None]
+_PREDICTING = [task for task in tasks.tasks() if task.predict is not None]
 
 
 def _any_of(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-_TASKS = _any_of([task.head.task for task, _ in _PREDICTING])
+_TASKS = _any_of([task.head.task for task in _PREDICTING])
 
 
 def _run(asked: PredictArguments) -> int:
@@ -29,15 +29,18 @@ def _run(asked: PredictArguments) -> int:
     from whet.models.loading.adapter import trained_head
 
     head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
-    task_name = read_reading(Path(asked.model)).get("task") if head is None else None
-    for task, predict in _PREDICTING:
-        if task.head == head or task.name == task_name:
-            return predict(asked)
+    fitting = [task for task in tasks.tasks() if head in (None, task.head)]
+    recorded = read_reading(Path(asked.model)).get("task")
+    by_record = [task for task in fitting if task.name == recorded]
+    by_head = [] if head is None else fitting
+    for task in by_record or by_head:
+        if task.predict is not None:
+            return task.predict(asked)
     raise ConfigError(
         what="the model has no head that whet predicts with",
         got=f"{asked.model}: {named}",
         why=f"the architecture says the task: {_TASKS}",
-        fix=f"name a model that {_any_of([f'whet {task.name}' for task, _ in _PREDICTING])} trained",
+        fix=f"name a model that {_any_of([f'whet {task.name}' for task in _PREDICTING])} trained",
     )
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, synchronise, finalise, update."""
+"""One optimizer step: forward, backward, synchronise, finalize, update."""
 
 from __future__ import annotations
 

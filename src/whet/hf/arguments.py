@@ -15,7 +15,7 @@ from whet.config import ranks
 from whet.config.aliases import NOT_HONOURED_OLD, WITHDRAWN, Refused
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
 from whet.config.optimizer_names import DEFAULT, names, plugged_in
-from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs
+from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs, optimizer_is_known
 from whet.errors import ConfigError, Problem
 from whet.log import logger
 
@@ -52,7 +52,7 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
 
     They may be changed after they were made, and a subclass may add fields, as in transformers. Names of older releases
     are accepted and logged (`no_cuda`, `evaluation_strategy`, `group_by_length` ...). Settings that need the engine of
-    whet's commands (`whet qa`, `classify`, `tag`, `lm`) raise ConfigError.
+    whet's commands raise ConfigError.
     """
 
     optim: str = field(
@@ -164,7 +164,9 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
         for name, values in choices.items()
         if getattr(args, name) not in values
     ]
-    if is_own_optimizer(args.optim):
+    if args.optim not in _THEIRS and (problem := optimizer_is_known(args)):
+        found.append(problem)
+    elif is_own_optimizer(args.optim):
         found += [problem for rule in (optim_args_are_pairs, optim_args_are_known) if (problem := rule(args))]
     asked = {name for name in ("bf16", "fp16") if getattr(args, name)}
     if args.precision in ("fp32", "bf16", "fp16") and asked - {args.precision}:
@@ -257,7 +259,8 @@ def _of_commands(name: str, value: Any) -> Problem:
         what=f"{name} is a setting of whet's commands, which whet.Trainer does not have",
         got=f"{name}={value!r}",
         why="it needs the engine of the commands; whet.Trainer runs transformers' own loop",
-        fix=_INSTEAD.get(name, "use whet qa, classify, tag or lm for this run") + f"; or leave {name} out",
+        fix=_INSTEAD.get(name, "use the command of your task for this run (whet --help lists them)")
+        + f"; or leave {name} out",
     )
 
 

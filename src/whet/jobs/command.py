@@ -50,7 +50,7 @@ def training_command(
         main=(*MAIN_OPTIONS, *main),
         lone="config",
         takes_config=True,
-        check=task.check,
+        check=task.problems,
         places=missing_places,
         run=run,
         **more,

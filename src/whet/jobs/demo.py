@@ -57,7 +57,7 @@ def run_demo(
         if args.resume_from_checkpoint is None:
             begin()
         examples = {name: task.read(job, name) for name in ("train", "validation")}
-        prepared = task.prepare(job, args, examples)
+        prepared = task.prepared(job, args, examples)
         metrics = prepared.run()
         stop.mark_work_done()
         print()

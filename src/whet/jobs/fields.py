@@ -23,6 +23,9 @@ OF_TRAINING = (
     "teacher_model", "distillation_temperature", "distillation_alpha",
 )  # fmt: skip
 """Fields that a run without training must not set."""
+HONOURED_BY_CALLS = ("resize_token_embeddings", "lora_r", "moe_experts", "teacher_model")
+"""Fields that a task honours by a call of its own (`jobs.lora.adapt.prepared`, `jobs.teacher.taught`): it names them in
+`Task.takes`, and a task refuses those that it does not name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

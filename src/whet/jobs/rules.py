@@ -1,13 +1,28 @@
 """The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.errors import MASK, Problem
-from whet.jobs.fields import JobFields
+from whet.jobs.fields import HONOURED_BY_CALLS, JobFields
+
+
+def not_taken(job: JobFields, command: str, takes: Collection[str]) -> Problem | None:
+    """Return the problem that a task does not honour what is asked for: without this rule it would say nothing."""
+    asked = {name: getattr(job, name) for name in HONOURED_BY_CALLS if name not in takes}
+    given = {name: value for name, value in asked.items() if value}
+    if not given:
+        return None
+    flags = " and ".join(f"--{name}" for name in given)
+    return Problem(
+        what=f"{' and '.join(given)} would change nothing here",
+        got=given,
+        why=f"{command} does not do what {flags} asks for",
+        fix=f"leave {flags} out",
+    )
 
 
 def has_data(job: JobFields) -> Problem | None:

@@ -70,7 +70,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     args = _continued(args)
     log.set_up(logging.WARNING if args.should_log else logging.ERROR)
     printing.configure(args)
-    refuse(task.check(job, args))
+    refuse(task.problems(job, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
     if args.should_save:
@@ -83,7 +83,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         if job.seeds > 1:
             metrics, lines = run_seeds(task, job, args, examples)
         else:
-            prepared = task.prepare(job, args, examples)
+            prepared = task.prepared(job, args, examples)
             metrics, lines = prepared.run(), task.tables(prepared)
         stop.mark_work_done()
         show(task.shown, metrics, folder, time.perf_counter() - started_s, lines)
@@ -217,7 +217,7 @@ def _train(
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         (folder / RECORD).unlink(missing_ok=True)
-        prepared = task.prepare(job, args, examples)
+        prepared = task.prepared(job, args, examples)
         prepared.engine.precision.chosen_in(auto_as_in)
         metrics = prepared.run()
     lines, precision = list(task.tables(prepared)), prepared.engine.precision.name

@@ -11,6 +11,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule
 from whet.config.settings import broken
 from whet.errors import ConfigError, Problem
+from whet.jobs.rules import not_taken
 from whet.models.loading.heads import Head
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ OF_TRAINING: Shown = {
 """What the table of every task begins with."""
 
 
+def begin(args: TrainingArguments) -> None:
+    """Refuse a resume with changed settings, and seed the generators: new weights are those of the run's seed."""
+    from transformers import set_seed
+
+    from whet.store import restore
+
+    restore.check_early(args)
+    set_seed(args.seed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What a task is; `job` is its settings. The functions import what they need when they are called (`lazily`)."""
@@ -41,6 +52,8 @@ class Task:
     """What is checked between the settings of the task and those of the training."""
     read: Callable[[Any, str], Any]
     """Returns the examples of a split: called with `job` and its name. Does not import torch."""
+    takes: Sequence[str] = ()
+    """Which of `jobs.fields.HONOURED_BY_CALLS` its `prepare` honours; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the Job over these examples, by split."""
     predict: Callable[[PredictArguments], int] | None = None
@@ -57,6 +70,16 @@ class Task:
     def check(self, job: Any, args: TrainingArguments) -> list[Problem]:
         """Return the problems between the settings of the task and those of the training."""
         return broken(self.rules, job, args)
+
+    def problems(self, job: Any, args: TrainingArguments) -> list[Problem]:
+        """Return the problems between these settings: those that `check` finds, and options that are not taken."""
+        refused = not_taken(job, f"whet {self.name}", self.takes)
+        return [*([] if refused is None else [refused]), *self.check(job, args)]
+
+    def prepared(self, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> Any:
+        """Return the Job of `prepare`, after what every run begins with."""
+        begin(args)
+        return self.prepare(job, args, examples)
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""

@@ -9,7 +9,7 @@ from whet.config.rules.ranges import Rule
 from whet.errors import Problem
 
 
-def optimizer_is_known(args: TrainingFields) -> Problem | None:
+def optimizer_is_known(args: Any) -> Problem | None:
     """An optimizer is one of whet's, or a package offers it."""
     if args.optim in names() or args.optim in plugged_in():
         return None

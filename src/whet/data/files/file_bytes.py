@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 from pathlib import Path
 
 from whet.data.files.rejected import Rejected
@@ -119,11 +120,34 @@ def text_of(data: bytes) -> str:
     except UnicodeDecodeError as error:
         _refuse_binary(data)
         line = data.count(b"\n", 0, error.start) + 1
+        _refuse_mixed(data, error.start, line)
         raise _not_utf8(
             f"byte {error.start} (line {line}) is not UTF-8; it may be Latin-1",
             "LATIN1",
             got=repr(data[max(error.start - 20, 0) : error.start + 20]),
         ) from None
+
+
+def _refuse_mixed(data: bytes, bad: int, line: int) -> None:
+    """Raise Rejected if other letters of the text are UTF-8: a conversion of the complete file would spoil these."""
+    behind = (text for n, text in enumerate(io.BytesIO(data), start=1) if n > line)
+    if data[:bad].isascii() and not any(_is_utf8(text) for text in behind if not text.isascii()):
+        return
+    raise Rejected(
+        f"the file mixes encodings: byte {bad} (line {line}) is not UTF-8, and other letters are",
+        got=repr(data[max(bad - 20, 0) : bad + 20]),
+        why="text is read as UTF-8; a conversion of the complete file would spoil the letters that are UTF-8 already",
+        fix=f"save line {line} alone as UTF-8: sed -n {line}p FILE | iconv -f LATIN1 -t UTF-8 shows it, if it is "
+        "Latin-1; or leave it out",
+    )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_wide_text(data: bytes) -> bool:

@@ -87,7 +87,10 @@ FEED_FORWARD = FeedForward(
 
 
 def like_bert(model_type: str, prefix: str, **differences: Any) -> Family:
-    """Return a family whose classes are BERT's under another name: `prefix` in place of `Bert`."""
+    """Return a family whose classes are BERT's under another name: `prefix` in place of `Bert`.
+
+    They are those of transformers' package of this type; `package=` names another module, as any field is changed.
+    """
     package = model_type.replace("-", "_")
     settings: dict[str, Any] = {
         "model_types": (model_type,),

@@ -72,6 +72,8 @@ class Examples:
     """The names of the labels in the order of the data set, if that says one."""
     not_read: Sequence[str] = ()
     """The other columns of the data."""
+    every_label: Sequence[Any] = ()
+    """The labels of all rows, where the examples are only some of them."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -271,6 +273,9 @@ def read_split(job: ClassifyArguments, name: str) -> Examples:
     limit = limit_of(job, name)
     shuffled = name == "train" and job.shuffle_train_dataset
     examples = _read(job, name, None if shuffled else limit)
+    if name == "train" and limit is not None:  # the model has the labels of all rows, as run_classification.py says
+        every = examples if shuffled or examples.label_order else _read(replace(job, skip_bad=True), name, None)
+        examples = replace(examples, every_label=every.labels or ())
     if shuffled:
         order = np.random.default_rng(job.shuffle_seed).permutation(len(examples))
         examples = examples.take(order[:limit].tolist())
@@ -343,7 +348,7 @@ class Scheme:
             except ValueError as error:
                 n_bad += 1
                 if len(problems) < MAX_SHOWN:
-                    problems.append(self._unknown(examples, row, str(error)))
+                    problems.append(self._unknown(examples, row, str(error), is_first=not problems))
         if problems:
             raise DataError.of([*problems, *_more(examples.source, n_bad)])
         return np.asarray(found, dtype=np.int64 if self.kind == "single_label_classification" else np.float32)
@@ -373,7 +378,7 @@ class Scheme:
         row[[_index(one, index) for one in as_list(label)]] = 1
         return row
 
-    def _unknown(self, examples: Examples, row: int, why: str) -> Problem:
+    def _unknown(self, examples: Examples, row: int, why: str, *, is_first: bool) -> Problem:
         assert examples.labels is not None
         shown = ", ".join(self.names[:_SHOWN_NAMES]) + (", ..." if len(self.names) > _SHOWN_NAMES else "")
         if self.kind == "regression":
@@ -383,7 +388,8 @@ class Scheme:
             rule = "problem_type single_label_classification learns one label for each text"
             fix = "leave --problem_type out, or give each row one label"
         else:
-            rule, fix = f"the model knows {len(self.names)} labels: {shown}", "correct the label, or train with it"
+            rule = f"the model knows {len(self.names)} labels" + (f": {shown}" if is_first else "")
+            fix = "correct the label, or train with it"
         return Problem(
             what=f"{examples.where(row)}: {examples.columns.label} {why}", got=examples.labels[row], why=rule, fix=fix
         )
@@ -405,7 +411,7 @@ def kind_of(examples: Examples, asked: ProblemType | None, do_regression: bool |
 
 
 def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
-    """Return the scheme of the training examples: classes as texts, sorted, as run_classification.py orders them.
+    """Return the scheme of the training data: classes as texts, sorted, as run_classification.py orders them.
 
     A data set of the hub that names its classes gives their order itself.
     """
@@ -413,18 +419,22 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
     if kind == "regression":
         return Scheme(kind)
     several = kind == "multi_label_classification"
-    names = {text_of(one) for label in examples.labels for one in (as_list(label) if several else [label])}
+    further = [label for label in examples.every_label if several or not (isinstance(label, list) or label is None)]
+    every = [*examples.labels, *further]
+    names = {text_of(one) for label in every for one in (as_list(label) if several else [label])}
     ordered = [name for name in examples.label_order if names] if names <= set(examples.label_order) else sorted(names)
     return Scheme(kind, tuple(ordered))
 
 
 def require_several(examples: Examples, scheme: Scheme) -> None:
     """Raise DataError if all examples have the same label: any model would be right, and none would learn."""
-    if scheme.kind != "single_label_classification" or len(scheme.names) > 1:
+    of_examples = sorted({text_of(label) for label in examples.labels or ()})
+    several = scheme.names if examples.label_order else of_examples
+    if scheme.kind != "single_label_classification" or len(several) > 1:
         return
     raise DataError(
         what=f"{examples.source}: all examples have the same label",
-        got=f"{examples.columns.label}: {scheme.names[0]}" if scheme.names else "no label",
+        got=f"{examples.columns.label}: {several[0]}" if several else "no label",
         why="a classifier learns to tell labels apart",
         fix="add examples of other labels, or name another column: --label_column_name NAME",
     )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
@@ -37,7 +36,6 @@ from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.optional import extra, require
-from whet.store import restore
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import (
     Examples,
@@ -59,7 +57,6 @@ _FEW_TEXTS = 10
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
-    restore.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
@@ -69,7 +66,6 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         tokenizer, options, Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
     )
     splits = {name: tokenised(name, found, scheme, maker) for name, found in examples.items()}
-    set_seed(args.seed)  # the new weights of the head
     names = scheme.names or ("LABEL_0",)
     labels = Labels(names=names, problem_type=scheme.kind, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, SEQUENCE_CLASSIFICATION, trained=not args.do_train, labels=labels)
@@ -121,10 +117,12 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
     printing.show_wrapped(f"labels: {_words(scheme)} ({why})")
-    if len(scheme.names) > max(_FEW_TEXTS, len(examples["train"]) // 2):
+    n_texts, column = len(examples["train"].every_label or examples["train"]), examples["train"].columns.label
+    if len(scheme.names) > max(_FEW_TEXTS, n_texts // 2):
         logger.warning(
-            "%d labels for %d texts, such as %s: most have one text; numbers need a decimal point (0.5)",
-            len(scheme.names), len(examples["train"]), scheme.names[0],
+            "%d texts, %d labels, such as %s: most have one text. Is the column %s an id? --label_column_name names "
+            "another; numbers need a decimal point (0.5)",
+            n_texts, len(scheme.names), scheme.names[0], column,
         )  # fmt: skip
     return scheme
 
@@ -342,6 +340,8 @@ def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
 def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
+    n_wrong = int(wrong.sum())
+    wrong[counts.sum(axis=1) == 1] = 0  # "1 of 1" says nothing of a label
     order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [(int(n) // len(names), int(n) % len(names)) for n in order]
     lines = [
@@ -350,7 +350,8 @@ def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
         if wrong[a, b]
     ]
     if not lines:
-        return ["no label is confused with another"]
+        alone = f"{n_wrong} texts are given the label of another, and each is the only one of its own label"
+        return [alone if n_wrong else "no label is confused with another"]
     return ["most confused labels", f"  {'expected':<30}  {'predicted':<30}", *lines]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, RUN_RULES, ClassifyArguments
@@ -35,6 +36,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
+    takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),
     tables=lazily(__name__, "job", "tables"),
     shown={

@@ -19,7 +19,6 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.console import plural
@@ -43,7 +42,7 @@ from whet.objectives import router_loss
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.preferences import Preference, preferences
-from whet.store import compare, restore
+from whet.store import compare
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.messages import Spans
@@ -126,10 +125,8 @@ _USUAL_LENGTH = 1024
 
 def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
-    restore.check_early(args)
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
-    set_seed(args.seed)
     model = load_model(source, CAUSAL_LM, trained=not args.do_train)
     length = row_length(job.max_length, tokenizer, model)
     require_reads(job, tokenizer, length, flag="max_length")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments
@@ -27,6 +28,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
+    takes=HONOURED_BY_CALLS,
     shown={
         **OF_TRAINING,
         "eval_loss": ("loss", "{:.4f}"),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
@@ -24,7 +23,6 @@ from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
 from whet.objectives.span import SpanObjective
-from whet.store import restore
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.judge import Judge
@@ -37,14 +35,12 @@ from whet.tasks.qa.windows import WindowOptions, cached_windows
 
 def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
     """Cut the windows, load the model and build its engine; raises every error before any training."""
-    restore.check_early(args)
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
     require_reads(qa, tokenizer, qa.max_seq_length)
     splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
     for name, split in splits.items():
         describe(name, split, qa.max_seq_length)
-    set_seed(args.seed)  # the new weights of the head
     model = load_qa_model(source, trained=not args.do_train)
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}

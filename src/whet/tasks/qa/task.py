@@ -11,6 +11,7 @@ from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.optional import require
@@ -42,6 +43,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
+    takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),
     shown={
         **OF_TRAINING,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DataCollatorForTokenClassification, set_seed
+from transformers import DataCollatorForTokenClassification
 
 from whet.config.arguments import TrainingArguments
 from whet.data.files.bad_rows import MAX_SHOWN
@@ -38,7 +38,6 @@ from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.optional import extra, require
-from whet.store import restore
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import ENTITY, IGNORED, Named, Sentences
@@ -51,11 +50,9 @@ _USUAL_LENGTH = 512
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
-    restore.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
-    set_seed(args.seed)  # the new weights of the head
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
@@ -168,7 +165,7 @@ class Tags:
             (row, n, tag) for row, tags in enumerate(sentences.tags) for n, tag in enumerate(tags) if tag not in index
         ]
         if unknown:
-            raise DataError.of([self._problem(sentences, *one) for one in unknown[:MAX_SHOWN]])
+            raise DataError.of([self._problem(sentences, *one, n=n) for n, one in enumerate(unknown[:MAX_SHOWN])])
         return [np.asarray([index[tag] for tag in tags], dtype=np.int64) for tags in sentences.tags]
 
     def knows_all(self, sentences: Sentences) -> bool:
@@ -182,13 +179,13 @@ class Tags:
         later = [re.sub("^B-", "I-", name) for name in self.names]
         return np.asarray([index.get(name, n) for n, name in enumerate(later)], dtype=np.int64)
 
-    def _problem(self, sentences: Sentences, row: int, word: int, tag: str) -> Problem:
+    def _problem(self, sentences: Sentences, row: int, word: int, tag: str, *, n: int) -> Problem:
         shown = ", ".join(self.names[:_SHOWN_TAGS]) + (", ..." if len(self.names) > _SHOWN_TAGS else "")
         return Problem(
             what=f"{sentences.source}: {sentences.places[row]}, word {word + 1} ({sentences.words[row][word]!r}): "
             f"{sentences.tag_column} has a tag that the model does not know",
             got=tag,
-            why=f"the model knows {len(self.names)} tags: {shown}",
+            why=f"the model knows {len(self.names)} tags" + (f": {shown}" if n == 0 else ""),
             fix="correct the tag, or train with it",
         )
 
@@ -196,18 +193,19 @@ class Tags:
 def tags_of(sentences: Sentences) -> Tags:
     """Return the tags of the training data, sorted as run_ner.py sorts them, or in the data set's own order."""
     assert sentences.tags is not None
-    found = {tag for tags in sentences.tags for tag in tags}
+    found = {tag for tags in (*sentences.tags, *sentences.every_tags) for tag in tags}
     ordered = sentences.tag_order if found <= set(sentences.tag_order) else sorted(found)
     return Tags(tuple(ordered))
 
 
 def require_several(sentences: Sentences, tags: Tags) -> None:
     """Raise DataError if all words have the same tag: any model would be right, and none would learn."""
-    if len(tags.names) > 1:
+    several = tags.names if sentences.tag_order else sorted({tag for one in sentences.tags or () for tag in one})
+    if len(several) > 1:
         return
     raise DataError(
         what=f"{sentences.source}: all words have the same tag",
-        got=f"{sentences.tag_column}: {tags.names[0]}" if tags.names else "no tag",
+        got=f"{sentences.tag_column}: {several[0]}" if several else "no tag",
         why="a tagger learns to tell words apart",
         fix="add sentences with other tags, or name another column: --label_column_name NAME",
     )

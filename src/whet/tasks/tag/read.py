@@ -45,13 +45,10 @@ _BRAT = re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t[^\n]*")
 
 def read_split(job: TagArguments, name: str) -> Sentences:
     """Return the sentences of the split `train`, `validation` or `test`; a test split needs no tags."""
-    named = Named(job.text_column_name, job.label_column_name, job.task_name.lower())
-    limit, need = limit_of(job, name), name != "test"
-    if (file := file_of(job, name)) is not None:
-        found = read_file(file, named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
-    else:
-        take = partial(_from_table, named=named, need_tags=need, limit=limit)
-        found = hub_examples(job, name, limit, take)
+    found = _read(job, name, limit_of(job, name))
+    if name == "train" and limit_of(job, name) is not None and not found.tag_order:
+        every = _read(replace(job, skip_bad=True), name, None)  # the model has the tags of all, as run_ner.py says
+        found = replace(found, every_tags=every.tags or ())
     found.left_out.log(name, "sentence")
     n_words = sum(map(len, found.words))
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
@@ -60,6 +57,15 @@ def read_split(job: TagArguments, name: str) -> Sentences:
     for note in (_shown_sentence(found), *found.notes):
         printing.show_wrapped(f"{name}: {note}")
     return found
+
+
+def _read(job: TagArguments, name: str, limit: int | None) -> Sentences:
+    named = Named(job.text_column_name, job.label_column_name, job.task_name.lower())
+    need = name != "test"
+    if (file := file_of(job, name)) is not None:
+        return read_file(file, named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
+    take = partial(_from_table, named=named, need_tags=need, limit=limit)
+    return hub_examples(job, name, limit, take)
 
 
 def _shown_sentence(found: Sentences) -> str:

@@ -60,6 +60,8 @@ class Sentences:
     word_column: str = "words"
     not_read: Sequence[str] = ()
     """The other columns of the data, if they have names."""
+    every_tags: Sequence[Sequence[str]] = ()
+    """The tags of all sentences of the data, where these are only some of them."""
     notes: Sequence[str] = ()
     """What else a user should know of how the data was read."""
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from whet.jobs.command import training_command
+from whet.jobs.fields import HONOURED_BY_CALLS
 from whet.jobs.task import OF_TRAINING, Task, lazily
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.arguments import RUN_RULES, TagArguments
@@ -23,6 +24,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
+    takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),
     shown={
         **OF_TRAINING,
