@@ -25,7 +25,7 @@ def node(hosts: Cluster, number: int, folder: Path, *options: str, **more: objec
 def test_nodes_find_each_other_in_any_order(hosts: Cluster, tmp_path: Path) -> None:
     script(tmp_path, "print(os.environ['GROUP_RANK'], os.environ['GLOO_SOCKET_IFNAME'])\n" + ALL_REDUCE)
     second = node(hosts, 1, tmp_path, "--nproc_per_node", "2")
-    time.sleep(5)
+    time.sleep(15)  # so that it waits, on a busy machine as well
     first = node(hosts, 0, tmp_path)
     code, out, err = ended(first, 120)
     assert (code, out) == (0, "0 ve1\ntotal 6.0\n"), err

@@ -14,6 +14,7 @@ import pytest
 
 from namespaces import Cluster, cluster, missing
 from not_shown import not_shown
+from whet.launch.rank import STOP_S
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "launch"))
 from host_runs import STUBBORN, ended, script, started
@@ -24,6 +25,8 @@ HEARTBEAT_S = 4
 _OPTIONS = ("--nproc_per_node", "1", "--heartbeat_timeout_s", str(HEARTBEAT_S))
 STOPPED_S = HEARTBEAT_S + 6
 """Ranks get SIGKILL 4 s after the limit; the rest is for a busy machine."""
+EMPTY_S = STOP_S + 6
+"""An agent without a launcher ends itself 2 s after its ranks' SIGKILL; the rest is for a busy machine."""
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def find(hosts: Cluster, host: str, words: str) -> int:
 
 def test_no_process_is_left_after_kill_9_of_the_launcher(hosts: Cluster, running: subprocess.Popen[str]) -> None:
     running.kill()
-    assert hosts.empty(6) == ""
+    assert hosts.empty(EMPTY_S) == ""
     running.communicate()
 
 
@@ -71,7 +74,7 @@ def test_the_end_of_ssh_ends_the_ranks(hosts: Cluster, running: subprocess.Popen
     code, _, err = ended(running, 10)
     assert code == 74
     assert "h2 is lost: its connection ended" in err
-    assert hosts.empty(6) == ""
+    assert hosts.empty(EMPTY_S) == ""
 
 
 def test_the_end_of_an_agent_ends_its_ranks_and_all_others(hosts: Cluster, running: subprocess.Popen[str]) -> None:
@@ -80,7 +83,7 @@ def test_the_end_of_an_agent_ends_its_ranks_and_all_others(hosts: Cluster, runni
     code, _, err = ended(running, 10)
     assert code == 74
     assert "h2 is lost" in err
-    assert hosts.empty(6) == ""
+    assert hosts.empty(EMPTY_S) == ""
 
 
 def test_a_host_that_stands_still_is_lost(hosts: Cluster, running: subprocess.Popen[str]) -> None:
@@ -104,7 +107,7 @@ def test_a_launcher_that_is_stopped_too_long_loses_its_ranks(hosts: Cluster, run
     running.send_signal(signal.SIGCONT)
     code, _, _ = ended(running, 10)
     assert code != 0
-    assert hosts.empty(6) == ""
+    assert hosts.empty(EMPTY_S) == ""
 
 
 def test_a_launcher_that_is_stopped_for_a_moment_loses_nothing(hosts: Cluster, running: subprocess.Popen[str]) -> None:
@@ -118,7 +121,7 @@ def test_a_launcher_that_is_stopped_for_a_moment_loses_nothing(hosts: Cluster, r
         running.send_signal(signal.SIGTERM)
         time.sleep(1.2)  # signals within a second are one request
     assert ended(running, 10)[0] == 128 + signal.SIGKILL
-    assert hosts.empty(6) == ""
+    assert hosts.empty(EMPTY_S) == ""
 
 
 def test_a_killed_rank_is_restarted_with_all_others(hosts: Cluster, tmp_path: Path) -> None:
