@@ -98,7 +98,7 @@ def test_a_new_folder_is_a_command_everywhere(folder_with_a_task: Path) -> None:
 
 def test_new_weights_of_a_task_are_those_of_the_seed() -> None:
     task = Task(
-        name="rhyme", head=CAUSAL_LM, check=lambda *_: [], read=lambda *_: [], shown={}, judged_by=(),
+        name="rhyme", head=CAUSAL_LM, rules=(), read=lambda *_: [], shown={}, judged_by=(),
         prepare=lambda *_: torch.rand(4),
     )  # fmt: skip
     first, again, other = (task.prepared(None, TrainingArguments(seed=seed), {}).tolist() for seed in (5, 5, 6))

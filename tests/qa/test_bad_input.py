@@ -225,7 +225,7 @@ _BAD_CONFIG: dict[str, tuple[Callable[[Attempt], Any], str]] = {
         lambda a: a.options.update(max_seq_length=65), r"rows of 65 tokens.*limit 64.*--max_seq_length 64 or less",
     ),
     "overlap as long as the rows": (
-        lambda a: a.options.update(doc_stride=40), r"doc_stride is not below max_seq_length.*--doc_stride below 40",
+        lambda a: a.options.update(doc_stride=40), r"doc_stride is not below max_seq_length.*smaller --doc_stride",
     ),
     "overlap that leaves no room": (
         lambda a: a.options.update(doc_stride=30), r"question '\w+-\d' leaves too little room.*--doc_stride \d+ or",

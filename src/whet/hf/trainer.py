@@ -302,7 +302,7 @@ class Trainer(transformers.Trainer):
         return torch.tensor(norm)
 
     def _updates_alone(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
-        """Return whether whet's AdamW updates the parameters that are clipped, and no others, whole in this process."""
+        """Return whether whet's AdamW updates the parameters that are clipped, no others, and all of each."""
         if not isinstance(optimizer, NativeAdamW) or self.args.device.type != "cpu":
             return False
         own = {id(one) for one in parameters}
