@@ -68,6 +68,7 @@ print(before_steps[0], sorted({_UNUSED!r} & sys.modules.keys()))
     assert "transformers" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
+@pytest.mark.night
 def test_eager_imports_train_the_same_model(tmp_path: Path) -> None:
     code = f"import sys; from whet.cli.main import run; assert run({_training(tmp_path)!r}) == 0\n"
     code += "import torch, transformers.distributed.utils as utils\n"
@@ -155,8 +156,13 @@ with delayed():
     "code",
     [
         "assert layout.dim == -1 and layout.is_shard(); print('torch.distributed.tensor' in sys.modules)",
-        "print(not deepgemm.is_deepgemm_loadable() and 'torch._dynamo' in sys.modules)",
-        "from torch.distributed.tensor import Shard; print(isinstance(Shard(0), tensor_parallel.Shard))",
+        pytest.param(
+            "print(not deepgemm.is_deepgemm_loadable() and 'torch._dynamo' in sys.modules)", marks=pytest.mark.night
+        ),
+        pytest.param(
+            "from torch.distributed.tensor import Shard; print(isinstance(Shard(0), tensor_parallel.Shard))",
+            marks=pytest.mark.night,
+        ),
     ],
 )
 def test_calls_of_torch_wait_as_well(code: str) -> None:
@@ -182,6 +188,7 @@ print(import_utils.fetch__all__.__qualname__, sorted(map(repr, found.items())))
     assert replaced != plain
 
 
+@pytest.mark.night
 def test_importing_leaves_the_search_for_garbage_as_it_was() -> None:
     code = "import gc; from whet.delayed_imports import delayed\nwith delayed(): from transformers import BertModel\n"
     code += "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"

@@ -122,21 +122,29 @@ def _model(folder: Path, recorded: str, file: str, settings: dict[str, object]) 
     return folder
 
 
+_ADAPTER: dict[str, object] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "m"}
+_TAGGER: dict[str, object] = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
+
+
 @pytest.mark.true_start  # with a path of its own
-def test_predict_takes_the_task_that_trained_the_model_not_the_first_with_its_head(folder_with_a_task: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "recorded", "settings", "said"),
+    [
+        ("CAUSAL_LM", "rhyme", _ADAPTER, "PredictArguments("),
+        pytest.param(
+            "CAUSAL_LM", "lm", _ADAPTER, "the model has no head that whet predicts with", marks=pytest.mark.night
+        ),
+        pytest.param("TOKEN_CLASSIFICATION", "rhyme", _TAGGER, "PredictArguments(", marks=pytest.mark.night),
+        pytest.param("TOKEN_CLASSIFICATION", "tag", _TAGGER, None, marks=pytest.mark.night),
+    ],
+)
+def test_predict_takes_the_task_that_trained_the_model_not_the_first_with_its_head(
+    folder_with_a_task: Path, head: str, recorded: str, settings: dict[str, object], said: str | None
+) -> None:
     file = folder_with_a_task / "texts.txt"
     file.write_text("moon June\n")
-
-    def predicted(recorded: str, file_name: str, settings: dict[str, object]) -> str:
-        model = _model(folder_with_a_task / f"{recorded}-{file_name}", recorded, file_name, settings)
-        return _said(folder_with_a_task, "predict", str(model), "--file", str(file))
-
-    adapter: dict[str, object] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "m"}
-    assert "PredictArguments(" in predicted("rhyme", "adapter_config.json", adapter)
-    assert "the model has no head that whet predicts with" in predicted("lm", "adapter_config.json", adapter)
-
-    code = folder_with_a_task / "more" / "rhyme" / "task.py"
-    code.write_text(_RHYME.replace("CAUSAL_LM", "TOKEN_CLASSIFICATION"))
-    tagger: dict[str, object] = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
-    assert "PredictArguments(" in predicted("rhyme", "config.json", tagger)
-    assert "PredictArguments(" not in predicted("tag", "config.json", tagger)
+    (folder_with_a_task / "more" / "rhyme" / "task.py").write_text(_RHYME.replace("CAUSAL_LM", head))
+    name = "adapter_config.json" if settings is _ADAPTER else "config.json"
+    model = _model(folder_with_a_task / "model", recorded, name, settings)
+    answer = _said(folder_with_a_task, "predict", str(model), "--file", str(file))
+    assert "PredictArguments(" not in answer if said is None else said in answer

@@ -45,7 +45,7 @@ def _answer(model: Any, batch: dict[str, Tensor], pipe: Any) -> None:
     pipe.send(logits(model, batch).detach().numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_model_can_be_sent_to_a_worker(tmp_path: Path) -> None:
     model, batch = changed_by("optimize", "bert", tmp_path).eval(), batch_of()
     context = multiprocessing.get_context("spawn")
