@@ -426,3 +426,39 @@ def test_noise_of_embeddings_is_as_large_as_in_a_padded_batch(tmp_path: Path, n_
     ours, theirs = largest(*PEERS["whet"]), largest(*PEERS["transformers"])
     # The largest of hundreds of uniform draws is near the amplitude, which transformers draws for padding, too.
     assert ours == pytest.approx(theirs, rel=0.05)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_padding_without_labels_is_not_computed_for_the_loss(tmp_path: Path, watched: bool) -> None:
+    """The losses are transformers'; whoever looks at the logits gets those of padding as well."""
+    torch.manual_seed(0)
+    config = tiny_config("bert", dropout=0.0)
+    given = [
+        {"input_ids": [5 + i] * n, "attention_mask": [1] * n, "labels": [i % 2] * n}
+        for i, n in enumerate((3, 9, 4, 12, 5, 6, 12, 2))
+    ]
+
+    def collate(few: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+        fill, longest = {"input_ids": 0, "attention_mask": 0, "labels": -100}, max(len(one["labels"]) for one in few)
+        return {
+            name: torch.tensor([one[name] + [value] * (longest - len(one[name])) for one in few])
+            for name, value in fill.items()
+        }
+
+    losses: dict[str, list[float]] = {}
+    seen: list[int] = []
+    for name, (trainer_of, arguments_of) in PEERS.items():
+        torch.manual_seed(0)
+        model = transformers.BertForTokenClassification(config)
+        args = settings(arguments_of, tmp_path, max_steps=2, train_sampling_strategy="sequential", optim="adamw_torch")
+        trainer = trainer_of(model, args, collate, given)
+        if name == "whet":
+            if watched:
+                model.classifier.register_forward_hook(lambda *_: None)
+            model.bert.encoder.layer[0].register_forward_hook(lambda _, __, out: seen.append(out.shape[1]))
+        trainer.train()
+        losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses["whet"] == pytest.approx(losses["transformers"], rel=1e-4)  # printed to 4 digits
+    n_tokens = [3 + 9 + 4 + 12, 5 + 6 + 12 + 2]
+    assert (seen == n_tokens) is not watched
+    assert all(found >= n for found, n in zip(seen, n_tokens, strict=True))

@@ -210,7 +210,8 @@ class Trainer(transformers.Trainer):
             self._random_of_step = (self.state.global_step, random_state(self.args.device))
         if first or self.args.world_size == 1:
             self._stop_if_asked()
-        with self._targets_of(inputs):
+        plain = type(self).compute_loss is Trainer.compute_loss and self.compute_loss_func is None
+        with self._targets_of(inputs, loss_alone=plain and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
@@ -241,9 +242,10 @@ class Trainer(transformers.Trainer):
             return None
         return labels.ne(-100).sum() / n_labels if _returns_own_mean(type(unwrapped(self.model))) else None
 
-    def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
+    def _targets_of(self, inputs: Any, *, loss_alone: bool = False) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
-        return _targets_of(self._changed_encoders(), inputs if isinstance(inputs, Mapping) else {})
+        given = inputs if isinstance(inputs, Mapping) else {}
+        return _targets_of(self._changed_encoders(), given, loss_alone=loss_alone)
 
     def _changed_encoders(self) -> list[nn.Module]:
         if self._encoders is None or self._encoders[0] is not self.model:
@@ -573,11 +575,11 @@ def _change(model: nn.Module, args: Any) -> None:
 
 
 @contextmanager
-def _targets_of(encoders: list[nn.Module], inputs: Mapping[str, Any]) -> Iterator[None]:
+def _targets_of(encoders: list[nn.Module], inputs: Mapping[str, Any], *, loss_alone: bool) -> Iterator[None]:
     """Note a batch's labels for every one of these: those at padding tokens need each of these tokens."""
     with ExitStack() as stack:
         for encoder in encoders:
-            stack.enter_context(calls.targets_of(encoder, inputs))
+            stack.enter_context(calls.targets_of(encoder, inputs, loss_alone=loss_alone))
         yield
 
 

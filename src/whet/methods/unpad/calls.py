@@ -162,6 +162,8 @@ def _is_understood(encoder: Any, name: str, value: Any, ids: Tensor, *, causal: 
 
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of transformers' classes that read the state of each row's first token alone."""
+_TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
+"""Ends of the names of transformers' classes whose loss is that of the tokens with a label."""
 _SPAN_LABELS = ("start_positions", "end_positions")
 _IGNORED = -100
 
@@ -174,6 +176,8 @@ class _Call:
     targets_in_padding: bool
     runs: bool
     """Whether the model's forward runs, and not a loss of the user's, which may call its parts."""
+    loss_alone: bool = False
+    """Whether nobody reads more of the results than a loss that leaves out padding."""
 
 
 _RUNNING: ContextVar[tuple[_Call, ...]] = ContextVar("whet_running_calls", default=())
@@ -211,7 +215,11 @@ def padding_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
         return "none"
     encoder: Any = model.base_model
     seen = encoder._forward_hooks or nn.modules.module._global_forward_hooks
-    return "none" if calls and _reads_first_tokens(model) and not seen and other_forward(model) is None else asked
+    if not calls or seen or other_forward(model) is not None:
+        return asked
+    if asked == "sampled" and any(call.loss_alone for call in calls):
+        return "none"
+    return "none" if _reads_first_tokens(model) else asked
 
 
 def padding_usually_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
@@ -232,9 +240,14 @@ def padding_needed_by(model: nn.Module, asked: PaddingInLoss, inputs: Mapping[st
 
 
 @contextmanager
-def targets_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Note a batch's targets while a loss of a user's own runs: it may keep them from the model."""
-    token = _RUNNING.set((*_RUNNING.get(), _Call(model, targets_in_padding(inputs), runs=False)))
+def targets_of(model: nn.Module, inputs: Mapping[str, Any], *, loss_alone: bool = False) -> Iterator[None]:
+    """Note a batch's targets while a loss of a user's own runs: it may keep them from the model.
+
+    `loss_alone`: of the model's results nobody reads anything but its own loss. Padding is then not computed where the
+    labels, one for each token, leave it out.
+    """
+    alone = loss_alone and _has_labels_of_tokens(model, inputs)
+    token = _RUNNING.set((*_RUNNING.get(), _Call(model, targets_in_padding(inputs), runs=False, loss_alone=alone)))
     try:
         yield
     finally:
@@ -252,6 +265,17 @@ def targets_in_padding(call: Mapping[str, Any]) -> bool:
         return True
     places = [call[name] for name in _SPAN_LABELS if isinstance(call.get(name), Tensor)]
     return any(_is_at(place.reshape(-1), padding) for place in places if place.numel() == len(mask))
+
+
+def _has_labels_of_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the model is a head of transformers whose loss leaves out the tokens without a label."""
+    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+    if not isinstance(labels, Tensor) or not isinstance(mask, Tensor) or labels.shape != mask.shape:
+        return False
+    parts = [model, *(part for part in model.children() if part is not model.base_model)]
+    if any(hook not in (_begin, _end) for part in parts for hook in part._forward_hooks.values()):
+        return False
+    return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_TOKEN_HEADS)
 
 
 def _is_at(place: Tensor, padding: Tensor) -> bool:
