@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkouts import script_of  # found by bench
 from protocol import Worker
 from questions import write_questions
 
@@ -59,8 +60,7 @@ N_QUESTIONS = 6000
 
 def start(checkout: Path, way: Way, model: Path, folder: Path, n_threads: int) -> Worker:
     """Start a worker of this checkout's code, in its own environment."""
-    here = checkout / "benchmarks" / "cpu"
-    command = [str(checkout / ".venv" / "bin" / "python"), str(here / f"{way.script}.py"), *way.words]
+    command = [*script_of(checkout, HERE / f"{way.script}.py"), *way.words]
     command += ["--model", str(model)]
     if way.asks != "windows":
         command += ["--rows", str(folder / "train.safetensors"), "--folder", str(folder / "out")]

@@ -31,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu"))
+from checkouts import OTHERS, WHETS, against_other, script_of
 from jobs import JOBS, SEED, SHAPES, Row, make_model, tokenizer_of, turn_of
 from machine import facts, has_bf16_products
 from protocol import Worker
@@ -40,8 +41,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 PEERS = ("defaults", "best_fp32", "best_bf16")
-WHETS = ("whet_fp32", "whet_auto")
-OTHERS = ("other_fp32", "other_auto")
 BEST_MUST = 1.5
 """How many times as fast as the library's best options a step must be."""
 PAUSE_S = 0.2
@@ -63,11 +62,10 @@ class Bench:
 
     def worker(self, side: str) -> list[str]:
         """Return the Python, the script and the name there of a side."""
-        if side.startswith("other_") and self.other is not None:
-            script = self.other / HERE.relative_to(HERE.parents[1]) / "encoder_worker.py"
-            return [str(self.other / ".venv" / "bin" / "python"), str(script), "--side", side.replace("other", "whet")]
-        python = sys.executable if side in WHETS else self.peers
-        return [python, str(HERE / "encoder_worker.py"), "--side", side]
+        script = HERE / "encoder_worker.py"
+        if side in OTHERS and self.other is not None:
+            return [*script_of(self.other, script), "--side", side.replace("other", "whet")]
+        return [sys.executable if side in WHETS else self.peers, str(script), "--side", side]
 
 
 def batches_of(rows: list[Row], size: int, n_steps: int, *, grouped: bool) -> list[list[Row]]:
@@ -148,16 +146,6 @@ def line_of(job: str, peer: str, found: dict[str, Any]) -> str:
     return f"  {peer:10} {shown:44} {memory:6.2f} {must:5.1f} {'yes' if good else 'NO'}"
 
 
-def line_of_other(found: dict[str, Any]) -> str:
-    """Return the seconds and the memory of this checkout over those of the other, in fp32 and in its own choice."""
-    shown = []
-    for side, other in zip(WHETS, OTHERS, strict=True):
-        ratios = quotients(found["seconds"][side], found["seconds"][other])
-        memory = found["peak_bytes"][side] / found["peak_bytes"][other]
-        shown.append(f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}), memory {memory:.3f}")
-    return "  " + "   ".join(shown)
-
-
 def quotients(one: Sequence[float], other: Sequence[float]) -> list[float]:
     """Return one's seconds over the other's, step by step."""
     return [a / b for a, b in zip(one, other, strict=True)]
@@ -196,7 +184,8 @@ def main() -> None:
             for job in options.jobs:
                 print(f"{SHAPES[shape].title}, {JOBS[job].title}: whet in fp32, in its own choice", flush=True)
                 if options.other is not None:
-                    print(line_of_other(match(bench, job, shape, *OTHERS)), flush=True)
+                    found = match(bench, job, shape, *OTHERS)
+                    print(f"  {against_other(found['seconds'], found['peak_bytes'])}", flush=True)
                     continue
                 for peer in options.against:
                     found = match(bench, job, shape, peer)

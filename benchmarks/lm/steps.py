@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu"))
 import llm_c
+from checkouts import OTHERS, WHETS, against_other, script_of
 from decoders import DECODERS, SEED, Row, rows, save
 from limit import limit_s
 from machine import facts
@@ -43,8 +43,6 @@ from protocol import Worker
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-WHETS = ("whet_fp32", "whet_auto")
-OTHERS = ("other_fp32", "other_auto")
 PEERS = ("defaults", "best_fp32", "best_bf16", "trl_fp32", "trl_bf16")
 MATCHES = (*PEERS, "lora", "llm_c", "limit")
 MUST = {
@@ -77,10 +75,10 @@ class Bench:
 
     def worker(self, side: str) -> list[str]:
         """Return the Python, the script and the name there of a side."""
-        if side.startswith("other_") and self.other is not None:
-            script = self.other / HERE.relative_to(HERE.parents[1]) / "lm_worker.py"
-            return [str(self.other / ".venv" / "bin" / "python"), str(script), "--side", side.replace("other", "whet")]
-        return [sys.executable if side.startswith("whet") else self.peers, str(HERE / "lm_worker.py"), "--side", side]
+        script = HERE / "lm_worker.py"
+        if side in OTHERS and self.other is not None:
+            return [*script_of(self.other, script), "--side", side.replace("other", "whet")]
+        return [sys.executable if side.startswith("whet") else self.peers, str(script), "--side", side]
 
     def model(self, name: str) -> Path:
         """Return the folder of the model, made at the first call."""
@@ -162,12 +160,8 @@ def line_of_other(bench: Bench, name: str) -> str:
     """Return the seconds and the memory of this checkout over those of the other, in fp32 and in its own choice."""
     given = rows_of(name, bench.rounds, grouped=False)
     found = trained(bench, bench.model(name), DECODERS[name].batch, given, (*OTHERS, *WHETS))
-    shown = []
-    for side, other in zip(WHETS, OTHERS, strict=True):
-        ratios = [a / b for a, b in zip(found[side]["seconds"], found[other]["seconds"], strict=True)]
-        memory = found[side]["peak_bytes"] / found[other]["peak_bytes"]
-        shown.append(f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}), memory {memory:.3f}")
-    return f"{DECODERS[name].title}: " + "   ".join(shown)
+    seconds, peaks = ({side: one[key] for side, one in found.items()} for key in ("seconds", "peak_bytes"))
+    return f"{DECODERS[name].title}: {against_other(seconds, peaks)}"
 
 
 def match_llm_c(bench: Bench, name: str, length: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch.profiler import record_function
 from whet.card import Card
 from whet.data.batch import Batch
 from whet.engine.sync import Sync
+from whet.engine.update import CLIP_EPS
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
 from whet.watch.meter import StepResult
@@ -191,13 +192,13 @@ def finalize_gradients(parts: StepParts, step_loss: StepLoss) -> StepResult:
     loss_parts = {name: float(parts.sync.total_loss(part)) for name, part in step_loss.parts.items()}
     norm = parts.sync.gradient_norm(parts.update.gradient_norm())
     finite = parts.sync.all_finite(math.isfinite(loss) and math.isfinite(norm))
-    clips = finite and 0 < parts.max_grad_norm < norm + 1e-6  # torch adds this number to the norm too
+    clips = finite and 0 < parts.max_grad_norm < norm + CLIP_EPS
     return StepResult(
         loss=loss,
         grad_norm=norm,
         finite=finite,
         applied=finite,
-        grad_scale=parts.max_grad_norm / (norm + 1e-6) if clips else 1.0,
+        grad_scale=parts.max_grad_norm / (norm + CLIP_EPS) if clips else 1.0,
         rescaled=parts.precision.adapt() and math.isfinite(loss),
         loss_parts=loss_parts,
     )

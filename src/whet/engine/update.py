@@ -35,7 +35,9 @@ from whet.watch.events import Events
 _MOST_NAMED = 3
 _ROUNDING = 1e-6
 """Of a rate that an optimizer keeps in a float32 tensor."""
-_EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
+CLIP_EPS = 1e-6
+"""Added to the norm when clipping, as in torch.nn.utils.clip_grad_norm_."""
+EVENTS_OF_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step")
 """Events at which a callback may read the clipped gradient."""
 
 
@@ -152,13 +154,13 @@ class ClipInOwnPass:
 
 
 class ClipInOptimizer:
-    """The optimizer scales the gradient as it reads it, unless a callback or a hook may read the gradient."""
+    """The optimizer scales the gradient as it reads it, unless a hook, or somebody whom `is_read` knows, reads it."""
 
-    def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, events: Events) -> None:
-        self._optimizer, self._own_pass, self._events = optimizer, own_pass, events
+    def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, is_read: Callable[[], bool]) -> None:
+        self._optimizer, self._own_pass, self._is_read = optimizer, own_pass, is_read
 
     def prepare(self, grad_scale: float) -> None:
-        watched = self._optimizer.has_step_hooks or any(self._events.has_listener(event) for event in _EVENTS)
+        watched = self._optimizer.has_step_hooks or self._is_read()
         self._optimizer.grad_scale = 1.0 if watched else grad_scale
         if watched:
             self._own_pass.prepare(grad_scale)
@@ -167,7 +169,9 @@ class ClipInOptimizer:
 def choose_clipping(optimizer: Optimizer, parameters: Sequence[nn.Parameter], events: Events) -> Clipping:
     """Return how this optimizer clips."""
     own_pass = ClipInOwnPass(parameters)
-    return ClipInOptimizer(optimizer, own_pass, events) if isinstance(optimizer, NativeAdamW) else own_pass
+    if not isinstance(optimizer, NativeAdamW):
+        return own_pass
+    return ClipInOptimizer(optimizer, own_pass, lambda: any(map(events.has_listener, EVENTS_OF_GRADIENTS)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from whet.config.methods import may_use_graphs
 from whet.engine.draws import Draws
-from whet.engine.update import ClipInOwnPass
+from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import NonFiniteError, StorageError
 from whet.hf import between_ranks, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
@@ -67,9 +67,8 @@ from whet.store.optimizer import OptimizerState, alike, names_in, without_tensor
 from whet.store.state import write_state
 from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
+from whet.watch.events import does_something
 
-_CLIP_EPS = 1e-6
-"""Added to the norm in torch.nn.utils.clip_grad_norm_."""
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
 
@@ -295,12 +294,9 @@ class Trainer(transformers.Trainer):
         if not self._updates_alone(optimizer, parameters):
             return super()._clip_grad_norm(model)
         norm = gradient_norm([one.grad for one in parameters if one.grad is not None])
-        factor = self.args.max_grad_norm / (norm + _CLIP_EPS)
+        factor = self.args.max_grad_norm / (norm + CLIP_EPS)
         factor = 1.0 if factor > 1 else factor  # NaN stays NaN
-        if self._gradient_is_read(optimizer):
-            ClipInOwnPass(parameters).prepare(factor)
-        else:
-            optimizer.grad_scale = factor
+        ClipInOptimizer(optimizer, ClipInOwnPass(parameters), self._gradient_is_read).prepare(factor)
         return torch.tensor(norm)
 
     def _updates_alone(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
@@ -315,14 +311,13 @@ class Trainer(transformers.Trainer):
             and all(one.grad is None or type(one.grad) is torch.Tensor for one in parameters)
         )
 
-    def _gradient_is_read(self, optimizer: NativeAdamW) -> bool:
+    def _gradient_is_read(self) -> bool:
         """Return whether anybody but the optimizer may read the gradient after it is clipped."""
         return (
-            optimizer.has_step_hooks
-            or type(self.model).zero_grad is not nn.Module.zero_grad
+            type(self.model).zero_grad is not nn.Module.zero_grad
             or type(self)._get_grad_norm is not Trainer._get_grad_norm
             or type(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)).__module__ != LambdaLR.__module__
-            or any(_reads_gradients(one) for one in self.callback_handler.callbacks)
+            or any(does_something(self.callback_handler.callbacks, event) for event in EVENTS_OF_GRADIENTS)
         )
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -591,15 +586,6 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
         what = f"{why} after step {step}: nothing is saved" if step else f"{why} before the first step was done"
     again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
     return KeyboardInterrupt(what) if name == "SIGINT" else stop.Stopped(what, again)
-
-
-def _reads_gradients(callback: Any) -> bool:
-    """Return whether a callback is called between clipping and the update, or after it."""
-    plain = transformers.TrainerCallback
-    return any(
-        getattr(type(callback), event, None) is not getattr(plain, event) or event in vars(callback)
-        for event in ("on_pre_optimizer_step", "on_optimizer_step")
-    )
 
 
 _LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsLoss", "MSELoss")

@@ -21,6 +21,13 @@ _RESETS = {
 }
 
 
+def does_something(callbacks: Iterable[Any], event: str) -> bool:
+    """Return whether one of these callbacks does something at `event`."""
+    methods = (getattr(callback, event, None) for callback in callbacks)
+    nothing = getattr(TrainerCallback, event)
+    return any(method is not None and getattr(method, "__func__", method) is not nothing for method in methods)
+
+
 class Events:
     """The callbacks of one Trainer.
 
@@ -65,9 +72,7 @@ class Events:
 
     def has_listener(self, event: str) -> bool:
         """Return whether a callback does something at `event`."""
-        methods = (getattr(callback, event, None) for callback in self.callbacks)
-        nothing = getattr(TrainerCallback, event)
-        return any(method is not None and getattr(method, "__func__", method) is not nothing for method in methods)
+        return does_something(self.callbacks, event)
 
     def send(self, event: str, state: TrainerState, **facts: Any) -> None:
         """Call `event` on every callback that has it."""

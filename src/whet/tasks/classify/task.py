@@ -10,13 +10,7 @@ from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, RUN_RULES, ClassifyArguments
 
 if TYPE_CHECKING:
-    from whet.tasks.classify.examples import Examples
-
-
-def _read(job: ClassifyArguments, split: str) -> "Examples":
-    from whet.tasks.classify.examples import read_split
-
-    return read_split(job, split)
+    pass
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,7 +28,7 @@ TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
     rules=RUN_RULES,
-    read=_read,
+    read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
     takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),

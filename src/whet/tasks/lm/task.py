@@ -13,20 +13,14 @@ from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments
 
 if TYPE_CHECKING:
-    from whet.tasks.lm.examples import Examples
-
-
-def _read(job: LmArguments, split: str) -> "Examples":
-    from whet.tasks.lm.examples import read_split
-
-    return read_split(job, split)
+    pass
 
 
 TASK = Task(
     name="lm",
     head=CAUSAL_LM,
     rules=RUN_RULES,
-    read=_read,
+    read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
     takes=HONOURED_BY_CALLS,
     shown={

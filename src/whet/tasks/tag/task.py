@@ -9,20 +9,14 @@ from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.arguments import RUN_RULES, TagArguments
 
 if TYPE_CHECKING:
-    from whet.tasks.tag.sentences import Sentences
-
-
-def _read(job: TagArguments, split: str) -> "Sentences":
-    from whet.tasks.tag.read import read_split
-
-    return read_split(job, split)
+    pass
 
 
 TASK = Task(
     name="tag",
     head=TOKEN_CLASSIFICATION,
     rules=RUN_RULES,
-    read=_read,
+    read=lazily(__name__, "read", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
     takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),
