@@ -97,11 +97,13 @@ class Source:
     def loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
         """Return the summed cross entropy () fp32 of the labels (M,) for the states (M, D)."""
         self.loss_is_computed = True
-        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        weight, bias = self.weight, self.bias
+        if not torch.is_grad_enabled():
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
         with self.autocast():
-            if self.bias is None and native_for(weight) is not None and native_for(states) is not None:
-                return linear_cross_entropy(states, weight, labels, cap)
-            head = partial(nn.functional.linear, weight=weight, bias=self.bias)
+            if native_for(weight) is not None and native_for(states) is not None:
+                return linear_cross_entropy(states, weight, labels, cap, bias)
+            head = partial(nn.functional.linear, weight=weight, bias=bias)
             return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
 
 

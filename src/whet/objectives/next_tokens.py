@@ -135,9 +135,8 @@ def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = Non
 
     A head that is not a plain linear layer is called; backward calls it again.
     """
-    plain = why_called(head, nn.Linear) is None and head.bias is None
-    if plain and native_for(head.weight) is not None:
-        return linear_cross_entropy(states, head.weight, targets, cap)
+    if why_called(head, nn.Linear) is None and native_for(head.weight) is not None:
+        return linear_cross_entropy(states, head.weight, targets, cap, head.bias)
     return chunked_loss_sum(states, targets, head, cap, chunk_rows(head.weight))
 
 
