@@ -1,6 +1,7 @@
 """The fields that the commands of all tasks share: which model, which data, what is done with bad examples."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from whet.config.aliases import refused
@@ -24,7 +25,7 @@ OF_TRAINING = (
 )  # fmt: skip
 """Fields that a run without training must not set."""
 HONOURED_BY_CALLS = ("resize_token_embeddings", "lora_r", "moe_experts", "teacher_model")
-"""Fields that a task honours by a call of its own (`jobs.lora.adapt.prepared`, `jobs.teacher.taught`): it names them in
+"""Fields that a task honours by a call of its own (`as_trained` and `taught_by` of `jobs/job.py`): it names them in
 `Task.takes`, and a task refuses those that it does not name."""
 
 
@@ -132,3 +133,14 @@ class JobFields:
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, ready for JSON, the token masked."""
         return printable(self)
+
+
+def file_of(job: JobFields, split: str) -> Path | None:
+    """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
+    named = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[split]
+    return None if named is None else Path(named)
+
+
+def limit_of(job: JobFields, split: str) -> int | None:
+    """Return how many of the split's first examples are read; None: all."""
+    return {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[split]
