@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,8 @@ def _has_unread_file(draft: Draft) -> bool:
 
 def _problems(draft: Draft, command: Command) -> list[Problem]:
     """Return what whet's parser and rules say about the options."""
-    kinds = kinds_of(command)
-    words = [*plain_words(draft, lambda name: _sample(kinds.get(name)))]
+    names, kinds = Names.of(command.parts), kinds_of(command)
+    words = [*plain_words(draft, lambda name: _sample(name, names, kinds))]
     if _has_unread_file(draft):
         words = [word for word in words if not word.startswith("--deepspeed=")]
     try:
@@ -87,11 +87,14 @@ def _problems(draft: Draft, command: Command) -> list[Problem]:
     return []
 
 
-def _sample(kind: Any) -> str:
-    """Return a value that an option of this annotation takes."""
+def _sample(name: str, names: Names, kinds: Mapping[str, Any]) -> str:
+    """Return a value that an option takes, its default if it has one: no rule is broken by it."""
+    option = names.options.get(name)
+    if option is not None and option.default not in (None, "", ()):
+        return str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
     for text in ("8", "true", "null", "x"):
         try:
-            read_flag(text, kind)
+            read_flag(text, kinds.get(name))
         except (ValueError, KeyError, TypeError):
             continue
         return text

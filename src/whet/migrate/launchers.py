@@ -168,7 +168,7 @@ _DEEPSPEED: Mapping[str, Option] = {
 _NO_INSTANCES = "whet starts ranks of one run, not several runs: start whet launch once for each"
 _IPEXRUN: Mapping[str, Option] = {
     **dict.fromkeys(("nprocs_per_node", "nproc_per_node"), Option(1, _per_host)),
-    "nnodes": _says("done", "the hosts of --hostfile count", 1),
+    "nnodes": Option(1, lambda draft, given: _distributed(draft, given)),
     "hostfile": _sets("hostfile", "over ssh"),
     "nodes_list": _says("done", "numactl --cpunodebind keeps a run on some NUMA nodes", 1),
     "ccl_worker_count": _sets("kept_free_cores", "cores of each rank that are left for the exchange"),
@@ -234,7 +234,7 @@ def _included(draft: Draft, given: Given) -> None:
 
 def _distributed(draft: Draft, given: Given) -> None:
     draft.ranks.binds = False
-    draft.say(given.text, "translated", "one rank for each NUMA node", "whet launch")
+    draft.say(given.text, "translated", "one rank for each NUMA node, unless a number is given", "whet launch")
 
 
 def _instances(draft: Draft, given: Given) -> None:
@@ -361,7 +361,7 @@ def _named_hosts(ranks: Ranks) -> list[tuple[str, int | None]]:
 
 
 def _wanted(hosts: Sequence[tuple[str, int | None]], total: int, per_host: int | None) -> list[tuple[str, int]] | None:
-    """Return the ranks of each host that has any; None if they cannot be told."""
+    """Return the ranks of each host that has any; None if the numbers do not say it."""
     if per_host is None and any(slots is None for _, slots in hosts):
         per_host = total // len(hosts) if total % len(hosts) == 0 else None
         if per_host is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from whet import console
 from whet.config.values import is_switch
 from whet.errors import ConfigError
 from whet.migrate import files, launchers, variables
@@ -34,7 +36,7 @@ def of_text(text: str, task: str | None, own: OwnCommands) -> list[Draft]:
     others: list[str] = []
     exported: dict[str, Word] = {}
     before: list[Simple] = []
-    for found in script.commands:
+    for found in _commands(script):
         exported |= _exported(found)
         if not found.words or found.name == "export":
             continue
@@ -43,15 +45,25 @@ def of_text(text: str, task: str | None, own: OwnCommands) -> list[Draft]:
         program, rest = _program(name, rest, task)
         if program is None:
             before.append(found)
-            others += [name] if name.endswith(".py") else []
+            others += [name] if name.endswith(".py") or name in ("bash", "sh") else []
             continue
         _say_before(draft, before)
         _say_values(draft, script, found)
         _read_options(draft, program, rest, own)
         drafts.append(draft)
     if not drafts:
-        raise _unknown(others[0] if others else before[0].name if before else "no command")
+        raise _unknown(others[0] if others else f"{console.plural(len(script.commands), 'command')}, and no training")
     return drafts
+
+
+def _commands(script: Script) -> Iterator[Simple]:
+    """Yield the commands, those within `eval` in its place."""
+    for found in script.commands:
+        if found.name != "eval":
+            yield found
+            continue
+        for inner in read(" ".join(word.text for word in found.words[1:])).commands:
+            yield replace(inner, variables=found.variables | inner.variables, exported=found.exported)
 
 
 def _exported(found: Simple) -> dict[str, Word]:
@@ -80,7 +92,7 @@ def _say_values(draft: Draft, script: Script, found: Simple) -> None:
     for name, value in script.values.items():
         if name in script.used:
             draft.given_variables.pop(name, None)
-            draft.say(f"{name}={value.text}", "translated", "", "its value, where it is used")
+            draft.say(f"{name}={value.text}", "translated", "its value, where it is used")
         elif name not in draft.given_variables and name not in found.exported:
             hint = ": export it if a library is to read it" if variables.is_known(name) else ""
             draft.say(f"{name}={value.text}", "no effect", f"it is not exported, and nothing reads it{hint}")

@@ -451,11 +451,15 @@ def why_not(script: str) -> str:
     known = _NOT_TAKEN.get(name)
     if known:
         return known if name == "run_xnli.py" else f"{known}: {_KEEP}"
+    if name in ("bash", "sh"):
+        return "name the script that it runs: whet migrate FILE"
     if name.endswith("_no_trainer.py"):
         return (
             f"its options are those of its own loop: use {name.replace('_no_trainer', '')}, or call whet.optimize in it"
         )
-    return f"say what it trains with --task, if its options are those of transformers' scripts; or {_KEEP}"
+    like = next((program.task for known, program in _SCRIPTS.items() if name.endswith(known)), None)
+    named = f"--task {like}" if like else "--task qa, classify, tag or lm"
+    return f"if its options are those of transformers' scripts, say what it trains: {named}; or {_KEEP}"
 
 
 def flags_of(

@@ -127,6 +127,8 @@ class _Reader:
                 self.at += 1 if char in _SPACE else 2
             elif char == "#":
                 self._skip_line()
+            elif self.text.startswith("((", self.at):
+                self.at = _closing(self.text, self.at)  # arithmetic, as in for ((i = 0; i < 3; i++))
             elif char in _ENDS:
                 self.at += 1
                 yield from self._finished(found)
@@ -150,6 +152,8 @@ class _Reader:
         if not found.words and not found.variables and first in _KEYWORDS:
             return
         found.words += words
+        if found.name == "for":
+            self.known.pop(first, None)  # from here on the loop sets it
         if found.name in ("export", "declare", "typeset", "set", "readonly") and len(found.words) > 1:
             for word in words:
                 if (pair := word.cut("=")) and _NAME.fullmatch(pair[0].text):
