@@ -57,7 +57,8 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
     require_reads(job, tokenizer, length)
-    maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache), job.doc_stride)
+    cache, n_threads = Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
+    maker = WordRowMaker(tokenizer, length, cache, job.doc_stride, n_threads)
     splits = {
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
     }
