@@ -14,6 +14,7 @@ from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
+from whet.jobs.splits import SPLITS
 from whet.models.loading.hub import unreachable
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ _NO_SPLIT = ("Unknown split", "nstruction", "slice")
 
 def file_of(job: JobFields, split: str) -> Path | None:
     """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
-    named = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[split]
+    named = getattr(job, SPLITS[split].file)
     return None if named is None else Path(named)
 
 
 def limit_of(job: JobFields, split: str) -> int | None:
     """Return how many of the split's first examples are read; None: all."""
-    return {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[split]
+    return getattr(job, SPLITS[split].limit)
 
 
 def hub_examples(job: JobFields, split: str, limit: int | None, take: Callable[[TableRows, BadRows], Taken]) -> Taken:
@@ -66,8 +67,8 @@ class HubSource:
         assert job.dataset_name is not None
         return cls(
             dataset_name=job.dataset_name,
-            split=getattr(job, f"{name}_split_name"),
-            flag=f"--{name}_split_name",
+            split=getattr(job, SPLITS[name].of_dataset),
+            flag=f"--{SPLITS[name].of_dataset}",
             dataset_config_name=job.dataset_config_name,
             cache_dir=None if job.cache_dir is None else Path(job.cache_dir),
             token=job.token,

@@ -29,7 +29,7 @@ from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
 from whet.jobs.job import Job, Part, engine_of, model_card, source_of
-from whet.jobs.lora.adapt import prepared
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
@@ -140,7 +140,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
-    model = prepared(model, job, args, CAUSAL_LM, tokenizer)
+    model = adapted(model, job, args, CAUSAL_LM, tokenizer)
     made = collate_pairs if by_preference else collate
     data = [part.rows for part in parts.values()]
 
@@ -161,8 +161,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
         objective=objective,
         before_steps=partial(_add_references, data) if by_preference else None,
     )
-    reading: dict[str, Any] = {"task": "lm", "max_length": length}
-    card = model_card(job, "text-generation")
+    card, reading = model_card(job, "text-generation"), {"max_length": length}
     return Job(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card, source_of
-from whet.jobs.lora.adapt import prepared
+from whet.jobs.job import Job, Part, engine_of, model_card, source_of
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
+from whet.jobs.splits import SPLITS
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
@@ -45,7 +46,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     engine = engine_of(
-        prepared(model, qa, args, QUESTION_ANSWERING, tokenizer),
+        adapted(model, qa, args, QUESTION_ANSWERING, tokenizer),
         args,
         parts,
         tokenizer,
@@ -56,11 +57,11 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
     card = model_card(qa, "question-answering")
-    return Job(engine, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
+    return Job(engine, args, parts, card=card, reading=reading, asked=qa)
 
 
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:
-    judge = Judge(split, DecodeOptions.of(qa), Path(args.output_dir), PREFIX_OF[name])
+    judge = Judge(split, DecodeOptions.of(qa), Path(args.output_dir), SPLITS[name].prefix)
     return Part(split.rows, judge, len(split.rows), split.questions.left_out, unit="questions")
 
 
@@ -86,13 +87,12 @@ def _require_works(engine: Engine, split: Split) -> None:
 _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
 
 
-def predict(asked: PredictArguments) -> int:
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the best answers to every question in the file; return the exit code."""
     questions = read_questions(
         Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
     )
     questions.left_out.log(asked.file, "question")
-    known = read_reading(Path(asked.model), "qa")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))

@@ -25,10 +25,9 @@ from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.job import Job, Part, engine_of, model_card, source_of
 from whet.jobs.judging import PredictionJudge, pooled
-from whet.jobs.lora.adapt import prepared
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
@@ -64,7 +63,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     engine = engine_of(
-        prepared(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
+        adapted(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
         args,
         parts,
         tokenizer,
@@ -73,7 +72,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
         data_collator=DataCollatorForTokenClassification(tokenizer),
         preprocess_logits=best_tags if job.doc_stride is None else only_logits,
     )
-    reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
+    reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return Job(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
 
@@ -112,9 +111,8 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
     return tags
 
 
-def predict(asked: PredictArguments) -> int:
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the tags and scores of every word in the file; return the exit code."""
-    known = read_reading(Path(asked.model), "tag")
     named = Named(
         words=asked.text_column_names or known.get("text_column_name"),
         words_flag="--text_column_names",
