@@ -159,6 +159,17 @@ def test_multi_label_rows_learn_several_labels(sentence_encoder: Path, tmp_path:
     assert load_lines(tmp_path / "out" / "eval_predictions.jsonl")[0]["labels"] == ["sailing"]
 
 
+@pytest.mark.parametrize("kind", ["regression", "multi_label_classification"])
+def test_labels_of_which_none_is_the_right_one_are_not_smoothed(
+    kind: str, sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [0.5, 1.5] if kind == "regression" else [["sailing"], ["baking", "sailing"]]
+    file = write_lines(tmp_path / "rows.jsonl", [row | {"label": labels[n % 2]} for n, row in enumerate(topic_rows())])
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=file, max_steps=1)
+    assert run([*line, "--label_smoothing_factor", "0.1"]) == EXIT_BAD_CONFIG
+    assert f"label_smoothing_factor does not go with {kind}" in _said(capsys)
+
+
 def test_numbers_are_learnt_by_regression(sentence_encoder: Path, tmp_path: Path) -> None:
     value = {"sailing": 0.5, "baking": 1.5, "garden": 2.5}
     rows = [{"text": row["text"], "label": value[row["label"]]} for row in topic_rows()]

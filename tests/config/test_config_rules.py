@@ -11,17 +11,10 @@ from engine import TrainingArguments
 from whet import ConfigError
 from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import SAVING_RULES, TRAINING_RULES, check_output_dir, require_output_dir
-from whet.config.settings import MASK, draft, options_of
+from whet.config.settings import MASK, draft, options_of, spec_of
 from whet.errors import OutputError, Problem
-from whet.tasks.qa.arguments import (
-    ASK_RULES,
-    DEMO_RULES,
-    QA_RULES,
-    RUN_RULES,
-    AskArguments,
-    DemoArguments,
-    QaArguments,
-)
+from whet.jobs.rules import JOB_RUN_RULES, best_metric_among
+from whet.tasks.qa.arguments import ASK_RULES, DEMO_RULES, AskArguments, DemoArguments, QaArguments
 from whet.tasks.qa.task import TASK
 
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
@@ -150,7 +143,6 @@ _RUN = {
     "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
     "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),
     "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
-    "answers_are_not_smoothed": ({}, {"do_train": True, "label_smoothing_factor": 0.1}),
     "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
     "lora_trains": ({"lora_r": 8}, {"do_eval": True}),
     "rounded_weights_have_plain_products": (
@@ -179,7 +171,7 @@ _RUN = {
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),
     *((TrainingArguments, {}, rule, _SHARING) for rule in SHARING_RULES),
-    *((QaArguments, _GOOD_QA, rule, _QA) for rule in QA_RULES),
+    *((QaArguments, _GOOD_QA, rule, _QA) for rule in spec_of(QaArguments).rules),
     *((AskArguments, _GOOD_ASK, rule, _ASK) for rule in ASK_RULES),
     *((DemoArguments, {}, rule, _DEMO) for rule in DEMO_RULES),
 ]
@@ -212,7 +204,7 @@ def test_broken_rule_has_four_parts_and_names_a_flag(
         cls(**values)
 
 
-@pytest.mark.parametrize("rule", RUN_RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [*JOB_RUN_RULES, best_metric_among(TASK.metrics)], ids=lambda rule: rule.__name__)
 def test_broken_rule_between_task_and_training_has_four_parts(rule: Any) -> None:
     qa, args = _RUN[rule.__name__]
     _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
@@ -252,8 +244,8 @@ def test_missing_files_are_reported() -> None:
     qa = QaArguments(
         model_name_or_path="m", train_file="t.json", validation_file="v.json", max_seq_length=128, doc_stride=0
     )
-    assert TASK.check(qa, TrainingArguments(do_train=True, eval_strategy="epoch")) == []
-    (problem,) = TASK.check(qa, TrainingArguments(do_predict=True))
+    assert TASK.problems(qa, TrainingArguments(do_train=True, eval_strategy="epoch")) == []
+    (problem,) = TASK.problems(qa, TrainingArguments(do_predict=True))
     assert problem.what == "do_predict has no data"
 
 

@@ -70,7 +70,7 @@ def _trained(model: Path, questions: Path, folder: Path, **changes: Any) -> tupl
     usual = {"max_seq_length": 48, "doc_stride": 8, "overwrite_cache": True}
     qa = QaArguments(model_name_or_path=str(model), train_file=str(questions), **(usual | changes))
     args = arguments(folder, do_train=True, num_train_epochs=3)
-    job = TASK.prepared(qa, args, {"train": read_split(qa, "train")})
+    job = TASK.begin(qa, args, {"train": read_split(qa, "train")})
     avoided = job.engine.train().metrics["train_padding_avoided"]
     return job.engine, avoided
 

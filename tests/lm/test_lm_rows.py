@@ -98,6 +98,19 @@ def test_prompt_of_messages_is_a_conversation_with_one_answer(decoder: Path, tmp
     assert labels_of(row) == tokenizer("in the harbour, ü<|end|>\n", add_special_tokens=False)["input_ids"]
 
 
+def test_rows_do_not_depend_on_threads(decoder: Path, tmp_path: Path) -> None:
+    texts = [{"prompt": f"what is {n}?", "completion": SAILING[n % 4]} for n in range(1100)]
+    file = write_lines(tmp_path / "pairs.jsonl", texts)
+    found = []
+    for n in (None, 1, 3):  # of more than two calls of tokenizers
+        (tmp_path / str(n)).mkdir()
+        copy = (tmp_path / str(n) / "pairs.jsonl").resolve()
+        copy.write_bytes(file.read_bytes())
+        found.append(made(decoder, copy, n_threads=n))
+    assert found[0] == found[1] == found[2]
+    assert len({str(row) for row in found[0]}) == len(texts)
+
+
 def test_texts_are_documents_with_an_end(decoder: Path, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "t.jsonl", [{"text": text} for text in SAILING])
     tokenizer = AutoTokenizer.from_pretrained(decoder)

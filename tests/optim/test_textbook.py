@@ -13,6 +13,7 @@ import transformers
 from optimizer_runs import DECAY, RATE, Layers, arguments, cases, decays, gradients, take_steps, trained
 from torch import Tensor, nn
 
+from whet.config.optimizer_names import names
 from whet.optim import registry
 from whet.optim.optimizers import muon
 
@@ -95,6 +96,20 @@ BOOK: dict[str, tuple[str, str | None, Update]] = {
     "rmsprop": ("rmsprop", None, rmsprop),
     "adagrad": ("adagrad", None, adagrad),
 }  # fmt: skip
+
+
+_BY_OTHER_TESTS = {
+    "auto": "it stands for adamw_whet or adamw_torch_fused (test_optimizer_names.py)",
+    "muon": "it equals torch's, below",
+    "nadam": "it follows the paper, in test_nadam.py",
+    "adamw_whet_8bit": "it stays near AdamW, below",
+}
+
+
+def test_every_optimizer_is_compared_with_its_rule() -> None:
+    """A new one has an entry in BOOK, or a test of its own which is named here; others equal their package's, below."""
+    compared = {optim for optim, _, _ in BOOK.values()} | _BY_OTHER_TESTS.keys()
+    assert compared == {name for name, row in names().items() if not row.package}
 
 
 def by_the_book(update: Update) -> list[Tensor]:

@@ -47,7 +47,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
         max_train_samples=20,
     )
     args = TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, do_train=True)
-    job = TASK.prepared(qa, args, {"train": read_split(qa, "train")})
+    job = TASK.begin(qa, args, {"train": read_split(qa, "train")})
     rows = job.engine.spec.train_dataset
     assert len(set(rows.lengths.tolist())) > 4
     theirs = textbook_run(_fresh(job), rows, tmp_path, masked_loss)

@@ -28,6 +28,16 @@ def test_long_text_reports_its_progress(
     assert not [thread for thread in threading.enumerate() if thread.name == "whet-tokenising"]
 
 
+def test_as_many_threads_encode_as_are_asked_for() -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def encoded(n: int) -> int:
+        together.wait()
+        return n
+
+    assert encode.each(range(3), encoded, 3) == [0, 1, 2]
+
+
 def test_short_text_reports_no_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="whet")
     encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["The rain fell."])

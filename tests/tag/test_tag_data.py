@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from transformers import AutoTokenizer
 
 from text_tasks import save_encoder, write_lines
 from whet.errors import DataError
 from whet.jobs.tokenising.cache import Cache
-from whet.jobs.tokenising.words import WordRowMaker
+from whet.jobs.tokenising.words import WordRowMaker, WordRows
 from whet.tasks.tag.job import Tags, tags_of, token_labels
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import Named, Sentences
@@ -135,11 +136,28 @@ def test_tags_that_training_has_not_seen_are_named_by_line_word_and_value(tmp_pa
     assert problem.got == "B-PER"
 
 
+@pytest.mark.parametrize("doc_stride", [None, 2])
+def test_rows_do_not_depend_on_threads(doc_stride: int | None, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "encoder")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
+    sentences = [["harbour", "unharbouring", "sail", str(n)] for n in range(1100)]  # more than two calls of tokenizers
+
+    def made(n_threads: int | None) -> WordRows:
+        cache = Cache(rows="rows", folder=tmp_path / f"cache of {n_threads}")
+        return WordRowMaker(tokenizer, 12, cache, doc_stride, n_threads).rows(sentences)
+
+    wanted, *others = (made(n) for n in (None, 1, 3))
+    assert len(wanted.rows) >= len(sentences)
+    for found in others:
+        for name, array in wanted.rows.arrays().items():
+            assert np.array_equal(found.rows.arrays()[name], array)
+        assert np.array_equal(found.word_of, wanted.word_of)
+        assert np.array_equal(found.text_of, wanted.text_of)
+
+
 @pytest.mark.parametrize("all_pieces", [False, True])
 def test_labels_stand_at_the_pieces_that_run_ner_labels(tmp_path: Path, all_pieces: bool) -> None:
     """Compared with the loop of run_ner.py over `word_ids` of transformers' own tokenizer."""
-    from transformers import AutoTokenizer
-
     save_encoder(tmp_path / "encoder")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
     words = [["harbour", "unharbouring", "sail"], ["breadflour", "oven"]]

@@ -30,12 +30,12 @@ def _run(asked: PredictArguments) -> int:
 
     head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
     fitting = [task for task in tasks.tasks() if head in (None, task.head)]
-    recorded = read_reading(Path(asked.model)).get("task")
-    by_record = [task for task in fitting if task.name == recorded]
+    reading = read_reading(Path(asked.model))
+    by_record = [task for task in fitting if task.name == reading.get("task")]
     by_head = [] if head is None else fitting
     for task in by_record or by_head:
         if task.predict is not None:
-            return task.predict(asked)
+            return task.predict(asked, reading if task in by_record else {})
     raise ConfigError(
         what="the model has no head that whet predicts with",
         got=f"{asked.model}: {named}",

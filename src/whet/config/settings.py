@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
@@ -27,7 +27,7 @@ _LISTINGS: Mapping[str, Callable[[], str]] = {"optimizers": optimizer_names.list
 class Spec:
     """What a settings class declares besides its fields."""
 
-    headings: Mapping[str, str]
+    headings: Mapping[str, str] = field(default_factory=dict)
     """First field under each heading of the help text -> the heading."""
     rules: tuple[Callable[[Any], Problem | None], ...] = ()
     usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
@@ -41,6 +41,16 @@ class Spec:
     """Remarks about settings that break no rule."""
     build: Callable[..., None]
     """The dataclass's own __init__, which checks nothing."""
+
+    def below(self, base: "Spec") -> "Spec":
+        """Return this specification of a class that inherits from the class of `base`."""
+        return replace(
+            self,
+            headings={**base.headings, **self.headings},
+            rules=(*base.rules, *self.rules),
+            aliases={**base.aliases, **self.aliases},
+            refused={**base.refused, **self.refused},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +74,7 @@ class Option:
 
 def spec_of(cls: type) -> Spec:
     """Return what the `checked` decorator stored about the class."""
+    assert "__whet_spec__" in vars(cls), f"{cls.__name__} has no @checked of its own"
     return cls.__whet_spec__  # type: ignore[attr-defined]
 
 
@@ -263,11 +274,14 @@ def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator that puts checks before a dataclass's __init__; its keywords are the fields of `Spec`.
 
     A checked class accepts older names too, refuses unknown ones, converts each value by its annotation, and applies
-    the rules. One ConfigError reports all problems. Translations of older names are logged as warnings.
+    the rules. One ConfigError reports all problems. Translations of older names are logged as warnings. Below another
+    checked class, it has that one's headings, rules and names too.
     """
 
     def decorate(cls: type[Settings]) -> type[Settings]:
-        cls.__whet_spec__ = Spec(build=cls.__init__, **spec)  # type: ignore[attr-defined]
+        own = Spec(build=cls.__init__, **spec)
+        bases = [spec_of(one) for one in cls.__mro__[1:] if "__whet_spec__" in vars(one)]
+        cls.__whet_spec__ = own.below(bases[0]) if bases else own  # type: ignore[attr-defined]
         cls.__init__ = _checking_init(cls)
         return cls
 

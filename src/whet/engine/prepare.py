@@ -188,9 +188,14 @@ def _smooths(model: nn.Module, args: TrainingArguments) -> bool:
             why=f"it smooths the column labels; this model learns from {', '.join(named) or 'none'}",
             fix="leave --label_smoothing_factor out",
         )
-    if getattr(getattr(inside, "config", None), "problem_type", None) == "multi_label_classification":
-        logger.warning("label_smoothing_factor has no effect: classification with several labels is not smoothed")
-        return False
+    kind = getattr(getattr(inside, "config", None), "problem_type", None)
+    if kind in ("multi_label_classification", "regression"):
+        raise ConfigError(
+            what=f"label_smoothing_factor does not go with {kind}",
+            got=args.label_smoothing_factor,
+            why="it gives a share of the one right label to the others, and here no label is the one right one",
+            fix="leave --label_smoothing_factor out",
+        )
     return True
 
 

@@ -71,13 +71,13 @@ def run_demo(
     with taken as folder, run_log.buffered(), _continuing(folder, marker, args) as args:
         if args.resume_from_checkpoint is None:
             begin()
-        examples = {name: task.read(job, name) for name in ("train", "validation")}
-        prepared = task.prepared(job, args, examples)
-        metrics = prepared.run()
+        examples = {name: task.examples(job, name) for name in ("train", "validation")}
+        begun = task.begin(job, args, examples)
+        metrics = begun.run()
         stop.mark_work_done()
         print()
-        show(task.shown, metrics, folder, time.perf_counter() - started_s)
-        end(prepared, metrics)
+        show(task.table, metrics, folder, time.perf_counter() - started_s)
+        end(begun, metrics)
     return 0
 
 

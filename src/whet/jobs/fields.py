@@ -1,34 +1,28 @@
-"""The fields that the commands of all tasks share: which model, which data, what is done with bad examples."""
+"""The fields that the commands of all tasks share, with their rules: which model, which data, how it is trained."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from whet.config.aliases import refused
-from whet.config.settings import printable
+from whet.config.settings import checked, printable
+from whet.jobs.rules import JOB_RULES
+from whet.jobs.splits import SPLITS
 
 Pooling = Literal["mean", "max"]
 """How the logits of several windows become one."""
 
 
-NOT_HONOURED = {
+_NOT_HONOURED = {
     "use_fast_tokenizer": refused(
         "whet reads only tokenizers of the `tokenizers` library, which are the fast ones", True
     ),
     "use_auth_token": refused("set HF_TOKEN, or use --token", False, None),
 }
 """Flags of transformers' scripts that whet does not honour."""
-OF_TRAINING = (
-    "resize_token_embeddings",
-    "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
-    "teacher_model", "distillation_temperature", "distillation_alpha",
-)  # fmt: skip
-"""Fields that a run without training must not set."""
-HONOURED_BY_CALLS = ("resize_token_embeddings", "lora_r", "moe_experts", "teacher_model")
-"""Fields that a task honours by a call of its own (`as_trained` and `taught_by` of `jobs/job.py`): it names them in
-`Task.takes`, and a task refuses those that it does not name."""
 
 
+@checked(headings={"model_name_or_path": "Model", "dataset_name": "Data"}, rules=JOB_RULES, refused=_NOT_HONOURED)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFields:
     """What every task's run is asked for; a task adds its own fields and rules."""
@@ -137,10 +131,10 @@ class JobFields:
 
 def file_of(job: JobFields, split: str) -> Path | None:
     """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
-    named = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[split]
+    named = getattr(job, SPLITS[split].file)
     return None if named is None else Path(named)
 
 
 def limit_of(job: JobFields, split: str) -> int | None:
     """Return how many of the split's first examples are read; None: all."""
-    return {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[split]
+    return getattr(job, SPLITS[split].limit)

@@ -14,6 +14,7 @@ from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
+from whet.jobs.splits import SPLITS
 from whet.models.loading.hub import unreachable
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class HubSource:
         assert job.dataset_name is not None
         return cls(
             dataset_name=job.dataset_name,
-            split=getattr(job, f"{name}_split_name"),
-            flag=f"--{name}_split_name",
+            split=getattr(job, SPLITS[name].of_dataset),
+            flag=f"--{SPLITS[name].of_dataset}",
             dataset_config_name=job.dataset_config_name,
             cache_dir=None if job.cache_dir is None else Path(job.cache_dir),
             token=job.token,

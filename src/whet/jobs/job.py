@@ -12,10 +12,11 @@ from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.engine.prepare import Ready
 from whet.errors import DataError
-from whet.jobs.fields import OF_TRAINING, JobFields
+from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
+from whet.jobs.splits import SPLITS
 from whet.models import adapters
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
@@ -23,9 +24,12 @@ from whet.objectives.base import Objective
 from whet.store import find
 from whet.watch import printing, run_log, stop
 
-PREFIX_OF = {"train": "train", "validation": "eval", "test": "predict"}
-"""Split -> what its metrics and files begin with."""
-SPLIT_OF = {prefix: split for split, prefix in PREFIX_OF.items()}
+_OF_TRAINING = (
+    "resize_token_embeddings",
+    "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
+    "teacher_model", "distillation_temperature", "distillation_alpha",
+)  # fmt: skip
+"""Fields that a run without training must not set."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Job:
     card: Mapping[str, Any]
     """What the model card says."""
     reading: Mapping[str, Any]
-    """How the trained model reads its input: kept next to it, for `whet predict`."""
+    """How the trained model reads its input: kept next to it under the name of the task, for `whet predict`."""
     asked: JobFields
     """What the task was asked for."""
     compares_with_start: bool = False
@@ -65,10 +69,9 @@ class Job:
                 trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.engine.sync.stop_signal)
-            if self.args.do_eval:
-                self._judge("eval")
-            if self.args.do_predict:
-                self._judge("predict")
+            for split in ("validation", "test"):
+                if getattr(self.args, SPLITS[split].asked_by):
+                    self._record(split, self.parts[split].judge.judge(self.engine, SPLITS[split].prefix))
         return self.metrics
 
     def _save_training(self, metrics: dict[str, Any]) -> None:
@@ -89,16 +92,13 @@ class Job:
         folder = self.args.output_dir
         if self.compares_with_start or adapters.names_of(self.engine.model):
             return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
-        usual = {one.name: one.default for one in fields(self.asked) if one.name in OF_TRAINING}
+        usual = {one.name: one.default for one in fields(self.asked) if one.name in _OF_TRAINING}
         off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
         off |= {"profile": False} if self.args.profile else {}
         return {"do_train": False, "model_name_or_path": folder, **off}
 
-    def _judge(self, prefix: str) -> None:
-        self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.engine, prefix))
-
-    def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
-        part = self.parts[SPLIT_OF[prefix]]
+    def _record(self, split: str, metrics: dict[str, Any]) -> None:
+        part, prefix = self.parts[split], SPLITS[split].prefix
         metrics = metrics | {f"{prefix}_samples": part.n_samples}
         if part.left_out.n_rows:
             metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
@@ -155,9 +155,9 @@ def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, 
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
     if not (grows or job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None):
         return model
-    from whet.jobs.lora.adapt import prepared
+    from whet.jobs.lora.adapt import adapted
 
-    return prepared(model, job, args, head, tokenizer)
+    return adapted(model, job, args, head, tokenizer)
 
 
 def require_teacher_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "max_seq_length") -> None:

@@ -14,6 +14,7 @@ from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.hardware import gpu
 from whet.jobs.fields import JobFields
+from whet.jobs.splits import SPLITS
 from whet.models.loading.hub import hub_problem, missing_folder
 from whet.store import find, manifest, write
 
@@ -54,8 +55,8 @@ def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
     yield from _output(args)
     if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
         yield from _raised(lambda: find.require_intact(Path(str(args.resume_from_checkpoint)), light=True))
-    files = ((args.do_train, job.train_file), (args.do_eval, job.validation_file), (args.do_predict, job.test_file))
-    for path in dict.fromkeys(path for wanted, path in files if wanted and path):
+    files = [getattr(job, one.file) for one in SPLITS.values() if getattr(args, one.asked_by)]
+    for path in dict.fromkeys(path for path in files if path):
         if not job.dataset_name:
             yield from _raised(lambda path=path: require_file(Path(path)))
 

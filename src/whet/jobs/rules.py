@@ -1,31 +1,19 @@
-"""The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher."""
+"""The rules that every task's run keeps: on its model, data and work, its adapter, its experts and its teacher.
 
-from collections.abc import Callable, Collection, Sequence
+`JobFields` has the first, and `Task` checks the others: a task adds rules of its own and repeats none of these.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.errors import MASK, Problem
-from whet.jobs.fields import HONOURED_BY_CALLS, JobFields
+from whet.jobs.splits import SPLITS
 
 
-def not_taken(job: JobFields, command: str, takes: Collection[str]) -> Problem | None:
-    """Return the problem that a task does not honour what is asked for: without this rule it would say nothing."""
-    asked = {name: getattr(job, name) for name in HONOURED_BY_CALLS if name not in takes}
-    given = {name: value for name, value in asked.items() if value}
-    if not given:
-        return None
-    flags = " and ".join(f"--{name}" for name in given)
-    return Problem(
-        what=f"{' and '.join(given)} would change nothing here",
-        got=given,
-        why=f"{command} does not do what {flags} asks for",
-        fix=f"leave {flags} out",
-    )
-
-
-def has_data(job: JobFields) -> Problem | None:
+def has_data(job: Any) -> Problem | None:
     """No data, no run."""
     if job.dataset_name or _files(job):
         return None
@@ -37,7 +25,7 @@ def has_data(job: JobFields) -> Problem | None:
     )
 
 
-def data_from_one_place(job: JobFields) -> Problem | None:
+def data_from_one_place(job: Any) -> Problem | None:
     """The guides' scripts would ignore the files."""
     if not (job.dataset_name and _files(job)):
         return None
@@ -49,7 +37,7 @@ def data_from_one_place(job: JobFields) -> Problem | None:
     )
 
 
-def config_of_a_dataset(job: JobFields) -> Problem | None:
+def config_of_a_dataset(job: Any) -> Problem | None:
     """Files have no configurations."""
     if not job.dataset_config_name or job.dataset_name:
         return None
@@ -67,7 +55,7 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     """Return the rule that work which is asked for has its file, where the data comes from files."""
     askers = "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
 
-    def rule(job: JobFields, args: TrainingArguments) -> Problem | None:
+    def rule(job: Any, args: TrainingArguments) -> Problem | None:
         if not getattr(args, work) or job.dataset_name or not _files(job) or getattr(job, flag):
             return None
         return Problem(
@@ -81,7 +69,7 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     return rule
 
 
-def metrics_are_the_tasks(job: JobFields, args: TrainingArguments) -> Problem | None:
+def metrics_are_the_tasks(job: Any, args: TrainingArguments) -> Problem | None:
     """A task judges all predictions itself; nobody else is called with them."""
     given = {"eval_do_concat_batches": args.eval_do_concat_batches, "include_for_metrics": args.include_for_metrics}
     changed = {name: value for name, value in given.items() if value not in (True, ())}
@@ -95,7 +83,7 @@ def metrics_are_the_tasks(job: JobFields, args: TrainingArguments) -> Problem | 
     )
 
 
-def seeds_are_compared(job: JobFields, args: TrainingArguments) -> Problem | None:
+def seeds_are_compared(job: Any, args: TrainingArguments) -> Problem | None:
     """The best of several models is the one with the best evaluation."""
     if job.seeds <= 1 or (args.do_train and args.do_eval):
         return None
@@ -109,15 +97,14 @@ def seeds_are_compared(job: JobFields, args: TrainingArguments) -> Problem | Non
     )
 
 
-def _files(job: JobFields) -> dict[str, str]:
-    named = {"train_file": job.train_file, "validation_file": job.validation_file, "test_file": job.test_file}
-    return {name: path for name, path in named.items() if path}
+def _files(job: Any) -> dict[str, str]:
+    return {one.file: path for one in SPLITS.values() if (path := getattr(job, one.file))}
 
 
 def best_metric_among(known: Callable[[Any], Sequence[str]]) -> Rule:
     """Return the rule that the best model is chosen by a metric of the run's evaluations, which `known` returns."""
 
-    def rule(job: JobFields, args: TrainingArguments) -> Problem | None:
+    def rule(job: Any, args: TrainingArguments) -> Problem | None:
         names = known(job)
         if args.metric_for_best_model is None or args.metric_for_best_model.removeprefix("eval_") in names:
             return None
@@ -152,14 +139,6 @@ windows_move_on = broken_if(
     why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
     fix="use a smaller --doc_stride, or a larger --max_seq_length",
 )
-spans_are_of_answers = broken_if(
-    "spans_are_of_answers",
-    ("span_loss",),
-    lambda _, args: args.span_loss != "independent",
-    what="span_loss is for question answering",
-    why="it is a loss of the start and the end of an answer, and this command trains another head",
-    fix="leave --span_loss out",
-)
 _BITS = ("load_in_8bit", "load_in_4bit")
 JOB_RULES: tuple[Rule, ...] = (
     at_least("seeds", 1, "a run trains one model at least"),
@@ -192,7 +171,7 @@ JOB_RULES: tuple[Rule, ...] = (
     only_with(
         "splits_are_of_a_dataset",
         "dataset_name",
-        ("train_split_name", "validation_split_name", "test_split_name"),
+        [one.of_dataset for one in SPLITS.values()],
         why="they name the splits of a dataset of the hub, and files have none",
         fix="add --dataset_name, or leave them out",
     ),
@@ -290,9 +269,7 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         why="it shows where the time of training steps goes",
         fix="add --do_train, or leave --profile out",
     ),
-    work_has_its_file("do_train", "train_file"),
-    work_has_its_file("do_eval", "validation_file"),
-    work_has_its_file("do_predict", "test_file"),
+    *(work_has_its_file(one.asked_by, one.file) for one in SPLITS.values()),
     _trains(
         "new_rows_are_trained",
         "resize_token_embeddings",

@@ -27,12 +27,10 @@ from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
+from whet.jobs.splits import SPLITS
 from whet.jobs.task import Shown, Task
 from whet.watch import files as output_files
 from whet.watch import lock, printing, results, run_log, stop, table
-
-USED_BY = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
-"""Split -> the setting that asks for it."""
 
 
 def _continued(args: TrainingArguments) -> TrainingArguments:
@@ -79,21 +77,21 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     started_s = time.perf_counter()
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
     with kept, taken as folder, run_log.buffered():
-        examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
+        examples = {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
         if job.seeds > 1:
             metrics, lines = run_seeds(task, job, args, examples)
         else:
-            prepared = task.prepared(job, args, examples)
-            metrics, lines = prepared.run(), task.tables(prepared)
+            begun = task.begin(job, args, examples)
+            metrics, lines = begun.run(), task.tables(begun)
         stop.mark_work_done()
-        show(task.shown, metrics, folder, time.perf_counter() - started_s, lines)
+        show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
     return 0
 
 
 RECORD = "seed_finished.json"
 _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
 """Files of a seed that say nothing about its model."""
-_FILES = ("train_file", "validation_file", "test_file")
+_FILES = tuple(one.file for one in SPLITS.values())
 _FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
@@ -217,11 +215,11 @@ def _train(
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         (folder / RECORD).unlink(missing_ok=True)
-        prepared = task.prepared(job, args, examples)
-        prepared.engine.precision.chosen_in(auto_as_in)
-        metrics = prepared.run()
-    lines, precision = list(task.tables(prepared)), prepared.engine.precision.name
-    del prepared
+        begun = task.begin(job, args, examples)
+        begun.engine.precision.chosen_in(auto_as_in)
+        metrics = begun.run()
+    lines, precision = list(task.tables(begun)), begun.engine.precision.name
+    del begun
     gc.collect()  # the model and its trainer refer to each other
     return {"metrics": metrics, "lines": lines, "precision": precision}
 

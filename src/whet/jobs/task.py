@@ -1,25 +1,43 @@
-"""What a task is: what its run consists of, and how a model that it has trained predicts."""
+"""What a task is: what its run consists of, and how a model that it has trained predicts.
+
+Nothing that a run is asked for is ignored. A task names in `takes` what it honours of `HONOURED_BY_CALLS` and
+`HONOURED_BY_LOSSES`; the others are refused before any work. Whether its functions do honour a setting, one of these or
+one that every task honours, is checked when they have run: a setting that they have not read ends the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.ranges import Rule
-from whet.config.settings import broken
+from whet.config.rules.ranges import Rule, is_set
+from whet.config.settings import broken, options_of, spec_of
 from whet.errors import ConfigError, Problem
-from whet.jobs.rules import not_taken
+from whet.jobs.fields import JobFields
+from whet.jobs.rules import JOB_RUN_RULES, best_metric_among
+from whet.jobs.splits import SPLITS
 from whet.models.loading.heads import Head
 
 if TYPE_CHECKING:
     from whet.jobs.predict.arguments import PredictArguments
 
+HONOURED_BY_CALLS = ("resize_token_embeddings", "lora_r", "moe_experts", "teacher_model", "preprocessing_num_workers")
+"""Settings that `prepare` honours by calls: `load_tokenizer` and `adapted` (`jobs.lora.adapt`), `require_reads` and
+`taught` (`jobs.teacher`), and the threads that it gives to `jobs.tokenising`."""
+HONOURED_BY_LOSSES = ("label_smoothing_factor", "span_loss")
+"""Settings that some losses honour: those of one class in the column labels, and of answers."""
+_BY_READERS = ("dataset_name", "dataset_config_name", "skip_bad")
+"""Settings that `read` honours, next to those of its split."""
+_BY_PREPARE = ("config_name", "tokenizer_name", "cache_dir", "model_revision", "token", "overwrite_cache")
+"""Settings that `prepare` honours, next to those in `takes`."""
+
 Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""
-OF_TRAINING: Shown = {
+_TRAINING_SHOWN: Shown = {
     "train_runtime": ("training", "{:,.1f} s"),
     "train_samples_per_second": ("rows a second", "{:,.2f}"),
     "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
@@ -27,17 +45,6 @@ OF_TRAINING: Shown = {
     "train_loss": ("mean training loss", "{:.4f}"),
     "eval_runtime": ("evaluation", "{:,.1f} s"),
 }
-"""What the table of every task begins with."""
-
-
-def begin(args: TrainingArguments) -> None:
-    """Refuse a resume with changed settings, and seed the generators: new weights are those of the run's seed."""
-    from transformers import set_seed
-
-    from whet.store import restore
-
-    restore.check_early(args)
-    set_seed(args.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +55,21 @@ class Task:
     """That of its command, and of the task in the file next to a trained model (`jobs.predict.trained`)."""
     head: Head
     """The head that its models are loaded with."""
-    rules: Sequence[Rule]
-    """What is checked between the settings of the task and those of the training."""
+    rules: Sequence[Rule] = ()
+    """What is checked between the settings of the task and those of the training, besides `JOB_RUN_RULES`."""
     read: Callable[[Any, str], Any]
-    """Returns the examples of a split: called with `job` and its name. Does not import torch."""
+    """Returns the examples of a split: called with `job` and its name. Does not import torch. `examples` calls it."""
     takes: Sequence[str] = ()
-    """Which of `jobs.fields.HONOURED_BY_CALLS` its `prepare` honours; the others are refused."""
+    """What it honours of `HONOURED_BY_CALLS` and `HONOURED_BY_LOSSES`; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
-    """Returns the Job over these examples, by split."""
-    predict: Callable[[PredictArguments], int] | None = None
-    """Writes the predictions that `whet predict` asks for; returns the exit code. None: it has nothing to predict."""
+    """Returns the Job over these examples, by split. `begin` calls it."""
+    predict: Callable[[PredictArguments, Mapping[str, Any]], int] | None = None
+    """Writes the predictions that `whet predict` asks for; returns the exit code. Its second argument is the `reading`
+    of the Job that trained the model, empty for a model that was trained elsewhere. None: it has nothing to predict."""
+    metrics: Callable[[Any], Sequence[str]]
+    """Returns the metrics that evaluations with these settings may compute, the usual one first."""
     shown: Shown
-    """The metrics of the table at the end."""
+    """The metrics of the table at the end, after those of the training; a metric of these gets other words."""
     judged_by: Sequence[str]
     """The metrics that a model is judged by, if the settings name none: the first that an evaluation has."""
     lower_is_better: bool = False
@@ -67,19 +77,59 @@ class Task:
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
     """Returns the lines that follow this table, from the Job that has run."""
 
-    def check(self, job: Any, args: TrainingArguments) -> list[Problem]:
-        """Return the problems between the settings of the task and those of the training."""
-        return broken(self.rules, job, args)
+    @property
+    def table(self) -> Shown:
+        """The metrics of the table at the end."""
+        return {**_TRAINING_SHOWN, **self.shown}
 
     def problems(self, job: Any, args: TrainingArguments) -> list[Problem]:
-        """Return the problems between these settings: those that `check` finds, and options that are not taken."""
-        refused = not_taken(job, f"whet {self.name}", self.takes)
-        return [*([] if refused is None else [refused]), *self.check(job, args)]
+        """Return the problems between the settings of the task and those of the training."""
+        metrics = self.metrics(job)
+        assert any(name in metrics for name in self.judged_by), f"whet {self.name} is judged by none of its metrics"
+        some = (*HONOURED_BY_CALLS, *HONOURED_BY_LOSSES)
+        refused = [name for name in some if name not in self.takes and is_set(name, job, args)]
+        rules = (*JOB_RUN_RULES, best_metric_among(self.metrics), *self.rules)
+        return [*([self._ignores(refused, job, args)] if refused else []), *broken(rules, job, args)]
 
-    def prepared(self, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> Any:
-        """Return the Job of `prepare`, after what every run begins with."""
-        begin(args)
-        return self.prepare(job, args, examples)
+    def examples(self, job: Any, split: str) -> Any:
+        """Return the examples of the split `train`, `validation` or `test`."""
+        of_split = SPLITS[split]
+        with self._reading(job, (*_BY_READERS, of_split.file, of_split.of_dataset, of_split.limit)) as seen:
+            return self.read(seen, split)
+
+    def begin(self, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> Any:
+        """Return the Job over these examples, whose new weights are those of the run's seed.
+
+        Refuses a resume with changed settings first.
+        """
+        from transformers import set_seed
+
+        from whet.store import restore
+
+        restore.check_early(args)
+        set_seed(args.seed)
+        with self._reading(job, (*_BY_PREPARE, *self.takes)) as seen:
+            made = self.prepare(seen, args, examples)
+        made.reading = {"task": self.name, **made.reading}
+        return made
+
+    @contextmanager
+    def _reading(self, job: Any, names: Sequence[str]) -> Iterator[Any]:
+        """Yield these settings; raise ConfigError if one of `names` is set and has not been read by the end."""
+        read: set[str] = set()
+        yield _followed(job, read)
+        if left := [name for name in names if hasattr(job, name) and name not in read and is_set(name, job)]:
+            raise ConfigError.of([self._ignores(left, job)])
+
+    def _ignores(self, names: Sequence[str], *settings: Any) -> Problem:
+        given = {name: one for one in settings for name in names if hasattr(one, name)}
+        flags = " and ".join(f"--{name}" for name in names)
+        return Problem(
+            what=f"{' and '.join(names)} would change nothing here",
+            got={name: options_of(type(one))[name].shown(getattr(one, name)) for name, one in given.items()},
+            why=f"whet {self.name} does not do what {flags} asks for",
+            fix=f"leave {flags} out",
+        )
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""
@@ -95,6 +145,21 @@ class Task:
                 fix="use one of these in --metric_for_best_model",
             )
         return name, bool(args.greater_is_better)
+
+
+def _followed(job: JobFields, read: set[str]) -> Any:
+    """Return equal settings that add the name of each field to `read` when it is read."""
+    cls = type(job)
+
+    def getattribute(self: Any, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(self, name)
+
+    content = {"__slots__": (), "__getattribute__": getattribute, "__whet_spec__": spec_of(cls)}
+    followed = object.__new__(type(cls.__name__, (cls,), content))
+    for one in fields(cls):
+        object.__setattr__(followed, one.name, getattr(job, one.name))
+    return followed
 
 
 def lazily(task: str, module: str, name: str) -> Callable[..., Any]:

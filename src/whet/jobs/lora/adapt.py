@@ -34,7 +34,7 @@ _MOST_PLACES = 6
 _MOST_TOKENS = 5
 
 
-def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
+def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
     if job.lora_r is not None:
         adapters.keep_digest(model, digest_of(model))
@@ -45,7 +45,7 @@ def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, to
         printing.show([f"tokens: {len(new)} new in the embedding tables, now {new[-1] + 1:,} rows: {shown}"])
     elif job.resize_token_embeddings:
         printing.show(["tokens: the embedding tables have rows for all of them"])
-    return _adapted(_with_experts(model, job, args), job, args, head, new)
+    return _with_adapter(_with_experts(model, job, args), job, args, head, new)
 
 
 def _with_experts(model: Any, job: JobFields, args: TrainingArguments) -> Any:
@@ -100,7 +100,7 @@ def _rows_to_train(model: Any, new: list[int]) -> dict[str, list[int]] | None:
     return {names[id(table)]: new for table in tables if table is not None} if new else None
 
 
-def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, new: list[int]) -> Any:
+def _with_adapter(model: Any, job: JobFields, args: TrainingArguments, head: Head, new: list[int]) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.

@@ -17,8 +17,8 @@ def write_reading(folder: Path, values: Mapping[str, Any], on_error: str) -> Non
     output_files.write_json(folder / NAME, values, indent=2, on_error=on_error)
 
 
-def read_reading(folder: Path, task: str | None = None) -> dict[str, Any]:
-    """Return what was written, for this task if one is named; for a checkpoint from the folder around it.
+def read_reading(folder: Path) -> dict[str, Any]:
+    """Return what was written; for a checkpoint from the folder around it.
 
     Empty for a model that was trained elsewhere, and for a file that is damaged.
     """
@@ -27,6 +27,6 @@ def read_reading(folder: Path, task: str | None = None) -> dict[str, Any]:
             found = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and task in (None, found.get("task")):
+        if isinstance(found, dict):
             return found
     return {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+Batch = TypeVar("Batch")
+Encoded = TypeVar("Encoded")
 _BATCH = 512
 """Texts handed over at once: enough for all threads, and few enough that their encodings take little memory."""
 _BATCH_CHARS = 1 << 22
@@ -69,13 +71,8 @@ def rust_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def encode_texts(
     rust: Tokenizer, texts: Sequence[str], *, with_spans: bool = False, n_threads: int | None = None
 ) -> EncodedTexts:
-    """Return the tokens of these texts, each tokenised once and without special tokens.
-
-    None leaves the threads to the Rust library: all cores of this process, or one with TOKENIZERS_PARALLELISM=false.
-    A number means just so many threads. The tokens do not depend on it.
-    """
+    """Return the tokens of these texts, each tokenised once and without special tokens; `n_threads` as in `each`."""
     require_memory(texts, memory.available_bytes())
-    batches = list(text_batches(texts))
 
     def encode(batch: Sequence[str]) -> EncodedTexts:
         made = tokenised(batch)
@@ -89,10 +86,19 @@ def encode_texts(
             return _flat(rust.encode_batch_fast(batch, add_special_tokens=False), with_spans=False)
 
     with progress.reported(sum(map(len, texts))) as count:
-        if n_threads is None:
-            return _joined([encode(batch) for batch in batches])
-        with threads_outside(), ThreadPoolExecutor(n_threads) as pool:
-            return _joined(list(pool.map(encode, batches)))
+        return _joined(each(text_batches(texts), encode, n_threads))
+
+
+def each(batches: Iterable[Batch], encode: Callable[[Batch], Encoded], n_threads: int | None) -> list[Encoded]:
+    """Return what `encode` makes of each batch, in their order.
+
+    None leaves the threads to the Rust library: all cores of this process, or one with TOKENIZERS_PARALLELISM=false.
+    A number means just so many threads. The tokens do not depend on it.
+    """
+    if n_threads is None:
+        return [encode(batch) for batch in batches]
+    with _threads_outside(), ThreadPoolExecutor(n_threads) as pool:
+        return list(pool.map(encode, batches))
 
 
 def check_max_length(
@@ -144,7 +150,7 @@ def require_memory(texts: Sequence[str], available_bytes: int | None, *, fix: st
 
 
 @contextmanager
-def threads_outside() -> Iterator[None]:
+def _threads_outside() -> Iterator[None]:
     """Have each call tokenise in its own thread: the size of Rust's pool cannot be changed in a running process."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,11 @@ from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import (
     check_max_length,
+    each,
     encode_texts,
     require_memory,
     rust_tokenizer,
     text_batches,
-    threads_outside,
 )
 from whet.models.loading.tokenizer_check import rust_errors
 
@@ -109,11 +108,7 @@ def make_rows(
         return part
 
     with progress.reported(sum(map(len, whole))) as count:
-        if n_threads is None:
-            parts = [encode(batch) for batch in batches]
-        else:
-            with threads_outside(), ThreadPoolExecutor(n_threads) as pool:
-                parts = list(pool.map(encode, batches))
+        parts = each(batches, encode, n_threads)
     return _joined(parts, with_types="token_type_ids" in tokenizer.model_input_names)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -15,7 +15,7 @@ from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
-from whet.jobs.tokenising.encode import check_max_length, rust_tokenizer
+from whet.jobs.tokenising.encode import check_max_length, each, rust_tokenizer
 from whet.models.loading.tokenizer_check import rust_errors
 
 _LAYOUT = 2
@@ -64,6 +64,8 @@ class WordRowMaker:
     cache: Cache
     doc_stride: int | None = None
     """Tokens that two windows of a sentence share; None: what does not fit is cut."""
+    n_threads: int | None = None
+    """As in `encode.each`."""
 
     def rows(self, sentences: Sequence[Sequence[str]]) -> WordRows:
         """Return the rows of these sentences: from the cache if it has them."""
@@ -80,26 +82,28 @@ class WordRowMaker:
         room = self._room(rust)
         side = self.tokenizer.truncation_side if self.doc_stride is None else "right"  # windows hold everything anyway
         rust.enable_truncation(self.max_seq_length, stride=self.doc_stride or 0, direction=side)
-        ids, types, words, lengths, text_of = [], [], [], [], []
+
+        def encode(begin: int) -> list[_Window]:
+            batch = [list(one) for one in sentences[begin : begin + _SENTENCES]]
+            with rust_errors(f"a sentence among these: {' '.join(batch[0])[:60]!r} ..."):
+                encodings = rust.encode_batch(batch, is_pretokenized=True)
+            found = []
+            for n, encoding in enumerate(encodings, start=begin):
+                windows = [encoding] if self.doc_stride is None else [encoding, *encoding.overflowing]
+                for one, words in zip(windows, _words_of(windows, room, self.doc_stride or 0), strict=True):
+                    columns = (np.int32, one.ids), (np.uint8, one.type_ids), (np.int64, words)
+                    found.append(_Window(n, *(np.asarray(values, kind) for kind, values in columns)))
+            count(sum(len(word) for sentence in batch for word in sentence))
+            return found
+
         with progress.reported(sum(len(word) for sentence in sentences for word in sentence)) as count:
-            for begin in range(0, len(sentences), _SENTENCES):
-                batch = [list(one) for one in sentences[begin : begin + _SENTENCES]]
-                with rust_errors(f"a sentence among these: {' '.join(batch[0])[:60]!r} ..."):
-                    encodings = rust.encode_batch(batch, is_pretokenized=True)
-                for n, encoding in enumerate(encodings, start=begin):
-                    windows = [encoding] if self.doc_stride is None else [encoding, *encoding.overflowing]
-                    for one, words_of in zip(windows, _words_of(windows, room, self.doc_stride or 0), strict=True):
-                        ids += one.ids
-                        types += one.type_ids
-                        words += words_of
-                        lengths.append(len(one.ids))
-                        text_of.append(n)
-                count(sum(len(word) for sentence in batch for word in sentence))
-        tokens: dict[str, np.ndarray] = {"input_ids": np.asarray(ids, dtype=np.int32)}
+            windows = list(chain.from_iterable(each(range(0, len(sentences), _SENTENCES), encode, self.n_threads)))
+        text_of, ids, types, words = zip(*windows, strict=True)
+        tokens = {"input_ids": np.concatenate(ids)}
         if "token_type_ids" in self.tokenizer.model_input_names:
-            tokens["token_type_ids"] = np.asarray(types, dtype=np.uint8)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        found = {"word_of": np.asarray(words, dtype=np.int64), "text_of": np.asarray(text_of, dtype=np.int64)}
+            tokens["token_type_ids"] = np.concatenate(types)
+        starts = np.concatenate([[0], np.cumsum([len(one) for one in ids])]).astype(np.int64)
+        found = {"word_of": np.concatenate(words), "text_of": np.asarray(text_of, dtype=np.int64)}
         return RowStore(starts, tokens).arrays() | found
 
     def _room(self, rust: Tokenizer) -> int:
@@ -116,6 +120,15 @@ class WordRowMaker:
             fix=f"use --max_seq_length {n_special + shared + 1} or more"
             + (", or a smaller --doc_stride" if shared else ""),
         )
+
+
+class _Window(NamedTuple):
+    """One row: its sentence, and for each token its id, its type and its word."""
+
+    sentence: int
+    ids: np.ndarray
+    types: np.ndarray
+    words: np.ndarray
 
 
 def _words_of(windows: Sequence[Encoding], room: int, shared: int) -> Iterator[list[int]]:

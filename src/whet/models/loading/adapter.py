@@ -133,7 +133,7 @@ def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, An
     folder = Path(name)
     settings = settings_of(folder)
     if settings.get("task_type") != head.peft:
-        found = head_of_adapter(settings, folder, (*heads.HEADS.values(), heads.CAUSAL_LM))
+        found = head_of_adapter(settings, folder, (*heads.OF_ENCODERS, heads.CAUSAL_LM))
         raise ConfigError(
             what=f"the adapter has not learnt to {head.learns}",
             got=f"{folder}: task_type {settings.get('task_type')}",
@@ -171,7 +171,7 @@ def trained_head(name: str, known: Iterable[heads.Head]) -> tuple[heads.Head | N
         settings = settings_of(Path(name))
         return head_of_adapter(settings, Path(name), known), f"task_type {settings['task_type']}"
     architectures = load_config(ModelSource(model=name, flag="--model")).architectures
-    return heads.head_named(architectures), f"architectures {architectures}"
+    return heads.head_named(architectures, known), f"architectures {architectures}"
 
 
 def _source(base: str | None, settings: dict[str, Any], folder: Path) -> ModelSource:

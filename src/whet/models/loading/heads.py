@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -25,6 +26,11 @@ class Head:
     """What peft calls the task of an adapter for it."""
     causal: bool = False
     """Whether decoders have it, and not encoders."""
+
+    @property
+    def ending(self) -> str:
+        """What the names of the model classes with this head have after the name of the architecture."""
+        return self.auto.removeprefix("AutoModel")
 
 
 QUESTION_ANSWERING = Head(
@@ -64,16 +70,11 @@ CAUSAL_LM = Head(
     peft="CAUSAL_LM",
     causal=True,
 )
-HEADS = {
-    "ForQuestionAnswering": QUESTION_ANSWERING,
-    "ForQuestionAnsweringSimple": QUESTION_ANSWERING,
-    "ForSequenceClassification": SEQUENCE_CLASSIFICATION,
-    "ForTokenClassification": TOKEN_CLASSIFICATION,
-}
-"""How the name of a model's class in its configuration ends -> its head."""
+OF_ENCODERS = (QUESTION_ANSWERING, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)
 
 
-def head_named(architectures: object) -> Head | None:
-    """Return the head that a configuration's `architectures` names; None for any other."""
-    names = architectures if isinstance(architectures, list) else []
-    return next((head for ending, head in HEADS.items() for name in names if str(name).endswith(ending)), None)
+def head_named(architectures: object, known: Iterable[Head] = OF_ENCODERS) -> Head | None:
+    """Return which of these heads a configuration's `architectures` names; None for any other."""
+    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    names = [name.removesuffix("Simple") for name in names]  # FlaubertForQuestionAnsweringSimple, next to its beam head
+    return next((head for head in known for name in names if name.endswith(head.ending)), None)

@@ -7,8 +7,8 @@ from whet.config.aliases import Alias
 from whet.config.rules.ranges import Rule, at_least, broken_if, within
 from whet.config.settings import checked
 from whet.errors import Problem
-from whet.jobs.fields import NOT_HONOURED, JobFields, Pooling
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, best_metric_among, spans_are_of_answers, windows_move_on
+from whet.jobs.fields import JobFields, Pooling
+from whet.jobs.rules import windows_move_on
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -36,6 +36,11 @@ def metric_is_known(job: "ClassifyArguments") -> Problem | None:
     )
 
 
+def metrics_of(job: "ClassifyArguments") -> list[str]:
+    """Return the metrics that this run's evaluations may compute."""
+    return [*dict.fromkeys((*_known(job), "loss", job.metric_name or "loss"))]
+
+
 def _known(job: "ClassifyArguments") -> tuple[str, ...]:
     """Return the metrics of this run's evaluations, or those of all if only the data says what labels are."""
     kind = job.problem_type or ("regression" if job.do_regression else None)
@@ -43,7 +48,6 @@ def _known(job: "ClassifyArguments") -> tuple[str, ...]:
 
 
 CLASSIFY_RULES: tuple[Rule, ...] = (
-    *JOB_RULES,
     metric_is_known,
     broken_if(
         "labels_are_one_thing",
@@ -70,19 +74,9 @@ CLASSIFY_RULES: tuple[Rule, ...] = (
     windows_move_on,
     at_least("shuffle_seed", 0, "numpy's generators take no negative seed"),
 )
-RUN_RULES: tuple[Rule, ...] = (
-    *JOB_RUN_RULES,
-    best_metric_among(lambda job: [*dict.fromkeys((*_known(job), "loss", job.metric_name or "loss"))]),
-    spans_are_of_answers,
-)
 
 
-_HEADINGS = {
-    "model_name_or_path": "Model",
-    "dataset_name": "Data",
-    "do_regression": "Labels",
-    "max_seq_length": "Length",
-}
+_HEADINGS = {"do_regression": "Labels", "max_seq_length": "Length"}
 
 _ALIASES = {
     "remove_splits": Alias(to=None, kind=str | None, quiet=True, note="only the splits that a run uses are read"),
@@ -91,7 +85,7 @@ _ALIASES = {
 """Flags of run_classification.py without effect."""
 
 
-@checked(headings=_HEADINGS, rules=CLASSIFY_RULES, refused=NOT_HONOURED, aliases=_ALIASES)
+@checked(headings=_HEADINGS, rules=CLASSIFY_RULES, aliases=_ALIASES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifyArguments(JobFields):
     """Which model learns which labels, from which data."""

@@ -22,7 +22,6 @@ from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.job import (
-    PREFIX_OF,
     Job,
     Part,
     as_trained,
@@ -36,7 +35,7 @@ from whet.jobs.job import (
 from whet.jobs.judging import PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
+from whet.jobs.splits import SPLITS
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions, TextRows
@@ -95,14 +94,14 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         args,
         parts,
         card=model_card(job, "text-classification"),
-        reading={"task": "classify"} | (_reading(job, splits["train"]) if "train" in splits else {}),
+        reading=_reading(job, splits["train"]) if "train" in splits else {},
         asked=job,
     )
 
 
 def tables(job: Job) -> list[str]:
     """Return the lines of the confusion matrices of the splits that were judged."""
-    judges = [job.parts[name].judge for name in PREFIX_OF if name in job.parts]
+    judges = [job.parts[name].judge for name in SPLITS if name in job.parts]
     return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]
 
 
@@ -165,9 +164,8 @@ def _reading(job: ClassifyArguments, split: Split) -> dict[str, Any]:
 _USUAL_LENGTH = 128
 
 
-def predict(asked: PredictArguments) -> int:
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the labels and scores of every text in the file; return the exit code."""
-    known = read_reading(Path(asked.model), "classify")
     named = Named(
         text=asked.text_column_names or known.get("text_column_names"),
         pair=asked.text_pair_column_names or known.get("text_pair_column_names"),

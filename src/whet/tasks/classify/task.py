@@ -1,16 +1,12 @@
 """`whet classify`: the command of text classification, and what its run consists of."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.jobs.command import training_command
-from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
-from whet.tasks.classify.arguments import LOWER_IS_BETTER, RUN_RULES, ClassifyArguments
-
-if TYPE_CHECKING:
-    pass
+from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, metrics_of
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -27,14 +23,13 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
 TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
-    rules=RUN_RULES,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
-    takes=HONOURED_BY_CALLS,
+    takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
     tables=lazily(__name__, "job", "tables"),
+    metrics=metrics_of,
     shown={
-        **OF_TRAINING,
         "eval_loss": ("loss", "{:.4f}"),
         "eval_accuracy": ("accuracy", "{:.2%}"),
         "eval_f1_micro": ("F1, micro", "{:.4f}"),

@@ -6,16 +6,21 @@ from typing import Literal
 from whet.config.aliases import Alias, refused
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_text, only_with, within
 from whet.config.settings import checked
-from whet.jobs.fields import NOT_HONOURED, JobFields
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, best_metric_among, spans_are_of_answers
+from whet.jobs.fields import JobFields
 
 LmLoss = Literal["next_tokens", "dpo"]
 
 
 _ACCURACY = "mean_token_accuracy"
 _REWARDS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
+
+
+def metrics_of(job: "LmArguments") -> tuple[str, ...]:
+    """Return the metrics that this run's evaluations may compute."""
+    return ("loss", *(_REWARDS if job.loss == "dpo" else (_ACCURACY,)))
+
+
 LM_RULES: tuple[Rule, ...] = (
-    *JOB_RULES,
     at_least("max_length", 2, "a token predicts the next one of its row"),
     above("beta", 0, "it is the weight of staying near the model before training"),
     within("label_smoothing", "[0, 0.5)", "it is the share of pairs whose preference is assumed to be wrong", 0.1),
@@ -50,9 +55,6 @@ LM_RULES: tuple[Rule, ...] = (
     ),
 )
 RUN_RULES: tuple[Rule, ...] = (
-    *JOB_RUN_RULES,
-    best_metric_among(lambda job: ("loss", *(_REWARDS if job.loss == "dpo" else (_ACCURACY,)))),
-    spans_are_of_answers,
     broken_if(
         "preferences_are_trained",
         ("loss", "do_train"),
@@ -77,10 +79,9 @@ RUN_RULES: tuple[Rule, ...] = (
 )
 
 
-_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_length": "Rows and targets"}
 _BEGINS = "whet lm begins with a model: save a new one with transformers' save_pretrained, and name its folder"
 _FORMAT = "weights are read in float32, and --precision bf16 sets the number format of the products"
-_NOT_HONOURED = NOT_HONOURED | {
+_NOT_HONOURED = {
     "validation_split_percentage": refused(
         "name parts of a dataset's split: --train_split_name 'train[5%:]' --validation_split_name 'train[:5%]'", None
     ),
@@ -106,7 +107,7 @@ _ALIASES = {
 }
 
 
-@checked(headings=_HEADINGS, rules=LM_RULES, refused=_NOT_HONOURED, aliases=_ALIASES)
+@checked(headings={"max_length": "Rows and targets"}, rules=LM_RULES, refused=_NOT_HONOURED, aliases=_ALIASES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LmArguments(JobFields):
     """Which language model learns which texts."""

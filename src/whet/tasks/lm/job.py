@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from whet.hardware import memory
 from whet.jobs.job import Job, Part, as_trained, engine_of, model_card, require_teacher_reads, source_of, taught_by
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
-from whet.jobs.tokenising.encode import check_max_length, require_memory, rust_tokenizer, text_batches
+from whet.jobs.tokenising.encode import check_max_length, each, require_memory, rust_tokenizer, text_batches
 from whet.log import logger
 from whet.models import adapters
 from whet.models.loading.heads import CAUSAL_LM
@@ -130,7 +131,9 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     require_teacher_reads(job, tokenizer, length, flag="max_length")
     completion_only, cache = job.completion_only_loss is not False, Cache(rows="rows", overwrite=job.overwrite_cache)
     by_preference = job.loss == "dpo"
-    maker = RowMaker(tokenizer, length, cache, job.packing, completion_only, group=2 if by_preference else 1)
+    maker = RowMaker(
+        tokenizer, length, cache, job.packing, completion_only, 2 if by_preference else 1, job.preprocessing_num_workers
+    )
     parts = {}
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
@@ -156,8 +159,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
         objective=objective,
         before_steps=partial(_add_references, data) if by_preference else None,
     )
-    reading: dict[str, Any] = {"task": "lm", "max_length": length}
-    card = model_card(job, "text-generation")
+    card, reading = model_card(job, "text-generation"), {"max_length": length}
     return Job(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 
@@ -196,6 +198,8 @@ class RowMaker:
     completion_only: bool = True
     group: int = 1
     """How many rows stay together: if one of them has no token to learn, all of them are left out."""
+    n_threads: int | None = None
+    """As in `encode.each`."""
 
     def rows(self, name: str, examples: Examples) -> RowStore:
         """Return the rows of the examples: from the cache if it has them. `name` is the split's, for the log."""
@@ -253,15 +257,20 @@ class RowMaker:
 
     def _tokens(self, made: Rendered) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and labels of each text."""
-        rust, end, found = rust_tokenizer(self.tokenizer), self._end(), []
+        rust, end = rust_tokenizer(self.tokenizer), self._end()
         require_memory(made.texts, memory.available_bytes(), fix=_SHORTER_TEXTS)
         spans = iter(made.spans)
+        batches = [(batch, list(islice(spans, len(batch)))) for batch in text_batches(made.texts)]
+
+        def encode(given: tuple[list[str], list[Spans | None]]) -> list[tuple[np.ndarray, np.ndarray]]:
+            batch, of_batch = given
+            with rust_errors(f"a text among these: {batch[0][:60]!r} ..."):
+                encodings = rust.encode_batch(batch, add_special_tokens=made.with_special)
+            count(sum(map(len, batch)))
+            return [_labelled(one, span) for one, span in zip(encodings, of_batch, strict=True)]
+
         with progress.reported(sum(map(len, made.texts))) as count:
-            for batch in text_batches(made.texts):
-                with rust_errors(f"a text among these: {batch[0][:60]!r} ..."):
-                    encodings = rust.encode_batch(batch, add_special_tokens=made.with_special)
-                found += [_labelled(one, span) for one, span in zip(encodings, spans, strict=False)]
-                count(sum(map(len, batch)))
+            found = list(chain.from_iterable(each(batches, encode, self.n_threads)))
         if end is not None and made.with_end:
             found = [_ended(ids, labels, end) for ids, labels in found]
         return found

@@ -2,18 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
 from whet.models.loading.heads import CAUSAL_LM
-from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments
-
-if TYPE_CHECKING:
-    pass
-
+from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments, metrics_of
 
 TASK = Task(
     name="lm",
@@ -21,9 +16,9 @@ TASK = Task(
     rules=RUN_RULES,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
-    takes=HONOURED_BY_CALLS,
+    takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
+    metrics=metrics_of,
     shown={
-        **OF_TRAINING,
         "eval_loss": ("loss", "{:.4f}"),
         "eval_rewards/accuracies": ("chosen preferred", "{:.1%}"),
         "eval_rewards/margins": ("reward margin", "{:.4f}"),

@@ -9,8 +9,8 @@ from whet.config.rules.ranges import Rule, above, at_least, broken_if, is_given,
 from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import checked
 from whet.errors import DataError
-from whet.jobs.fields import NOT_HONOURED, JobFields
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, best_metric_among, windows_move_on
+from whet.jobs.fields import JobFields
+from whet.jobs.rules import windows_move_on
 
 V1_METRICS = ("exact_match", "f1")
 V2_METRICS = (
@@ -35,7 +35,6 @@ SPAN_RULES: tuple[Rule, ...] = (
     ),
 )
 QA_RULES: tuple[Rule, ...] = (
-    *JOB_RULES,
     *SPAN_RULES,
     at_least("n_best_size", 1, "at least one answer must be looked at"),
 )
@@ -71,24 +70,9 @@ DEMO_RULES: tuple[Rule, ...] = (
     above("num_train_epochs", 0, "it is the length of the run"),
     seed("seed"),
 )
-RUN_RULES: tuple[Rule, ...] = (
-    *JOB_RUN_RULES,
-    best_metric_among(lambda qa: V2_METRICS if qa.version_2_with_negative else V1_METRICS),
-    broken_if(
-        "answers_are_not_smoothed",
-        ("label_smoothing_factor",),
-        lambda _, args: args.label_smoothing_factor,
-        what="label_smoothing_factor does not go with question answering",
-        why="it smooths the column labels; question answering models learn from start_positions and end_positions",
-        fix="leave --label_smoothing_factor out",
-    ),
-)
 
 
-_QA_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "version_2_with_negative": "Answers"}
-
-
-@checked(headings=_QA_HEADINGS, rules=QA_RULES, refused=NOT_HONOURED)
+@checked(headings={"version_2_with_negative": "Answers"}, rules=QA_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QaArguments(JobFields):
     """The model, the data, and the choice of an answer."""

@@ -19,7 +19,6 @@ from whet.jobs.demo import DATA
 from whet.jobs.job import Job
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -134,13 +133,12 @@ def show_demo(qa: QaArguments, job: Job, metrics: Mapping[str, float]) -> None:
 _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
 
 
-def predict(asked: PredictArguments) -> int:
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the best answers to every question in the file; return the exit code."""
     questions = read_questions(
         Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
     )
     questions.left_out.log(asked.file, "question")
-    known = read_reading(Path(asked.model), "qa")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))

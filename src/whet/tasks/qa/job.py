@@ -11,7 +11,6 @@ from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
 from whet.jobs.job import (
-    PREFIX_OF,
     Job,
     Part,
     as_trained,
@@ -21,6 +20,7 @@ from whet.jobs.job import (
     source_of,
     taught_by,
 )
+from whet.jobs.splits import SPLITS
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -56,11 +56,11 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
     card = model_card(qa, "question-answering")
-    return Job(engine, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
+    return Job(engine, args, parts, card=card, reading=reading, asked=qa)
 
 
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:
-    judge = Judge(split, DecodeOptions.of(qa), Path(args.output_dir), PREFIX_OF[name])
+    judge = Judge(split, DecodeOptions.of(qa), Path(args.output_dir), SPLITS[name].prefix)
     return Part(split.rows, judge, len(split.rows), split.questions.left_out, unit="questions")
 
 

@@ -11,11 +11,10 @@ from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.optional import require
-from whet.tasks.qa.arguments import RUN_RULES, AskArguments, DemoArguments, QaArguments
+from whet.tasks.qa.arguments import V1_METRICS, V2_METRICS, AskArguments, DemoArguments, QaArguments
 
 if TYPE_CHECKING:
     from whet.tasks.qa.types import Questions
@@ -40,13 +39,12 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
 TASK = Task(
     name="qa",
     head=QUESTION_ANSWERING,
-    rules=RUN_RULES,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
-    takes=HONOURED_BY_CALLS,
+    takes=(*HONOURED_BY_CALLS, "span_loss"),
     predict=lazily(__name__, "ask", "predict"),
+    metrics=lambda qa: V2_METRICS if qa.version_2_with_negative else V1_METRICS,
     shown={
-        **OF_TRAINING,
         "train_samples_per_second": ("windows a second", "{:,.2f}"),
         "eval_exact_match": ("exact match", "{:.2f}"),
         "eval_exact": ("exact match", "{:.2f}"),

@@ -4,26 +4,21 @@ from dataclasses import dataclass
 
 from whet.config.rules.ranges import Rule, at_least
 from whet.config.settings import checked
-from whet.jobs.fields import NOT_HONOURED, JobFields, Pooling
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, best_metric_among, spans_are_of_answers, windows_move_on
+from whet.jobs.fields import JobFields, Pooling
+from whet.jobs.rules import windows_move_on
 
 METRICS = ("f1", "accuracy", "precision", "recall", "f1_macro", "loss")
 """Metrics of an evaluation: f1, precision and recall are those of entities, f1_macro is that of plain tags."""
 
 
 TAG_RULES: tuple[Rule, ...] = (
-    *JOB_RULES,
     at_least("max_seq_length", 3, "a row holds a word and special tokens"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
     windows_move_on,
 )
-RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_among(lambda _: METRICS), spans_are_of_answers)
 
 
-_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_seq_length": "Length and labels"}
-
-
-@checked(headings=_HEADINGS, rules=TAG_RULES, refused=NOT_HONOURED)
+@checked(headings={"max_seq_length": "Length and labels"}, rules=TAG_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagArguments(JobFields):
     """Which model learns which tags, from which sentences."""

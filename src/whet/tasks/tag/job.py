@@ -37,7 +37,6 @@ from whet.jobs.job import (
 from whet.jobs.judging import PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import NO_WORD, WordRowMaker, WordRows
@@ -65,7 +64,8 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
     require_teacher_reads(job, tokenizer, length)
-    maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache), job.doc_stride)
+    cache, n_threads = Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
+    maker = WordRowMaker(tokenizer, length, cache, job.doc_stride, n_threads)
     splits = {
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
     }
@@ -80,7 +80,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
         data_collator=DataCollatorForTokenClassification(tokenizer),
         preprocess_logits=best_tags if job.doc_stride is None else only_logits,
     )
-    reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
+    reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return Job(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
 
@@ -123,9 +123,8 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
     return tags
 
 
-def predict(asked: PredictArguments) -> int:
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the tags and scores of every word in the file; return the exit code."""
-    known = read_reading(Path(asked.model), "tag")
     named = Named(
         words=asked.text_column_names or known.get("text_column_name"),
         words_flag="--text_column_names",

@@ -1,27 +1,19 @@
 """`whet tag`: the command of token classification, and what its run consists of."""
 
-from typing import TYPE_CHECKING
-
 from whet.jobs.command import training_command
-from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
-from whet.tasks.tag.arguments import RUN_RULES, TagArguments
-
-if TYPE_CHECKING:
-    pass
-
+from whet.tasks.tag.arguments import METRICS, TagArguments
 
 TASK = Task(
     name="tag",
     head=TOKEN_CLASSIFICATION,
-    rules=RUN_RULES,
     read=lazily(__name__, "read", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
-    takes=HONOURED_BY_CALLS,
+    takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
+    metrics=lambda _: METRICS,
     shown={
-        **OF_TRAINING,
         "train_samples_per_second": ("sentences a second", "{:,.2f}"),
         "eval_loss": ("loss", "{:.4f}"),
         "eval_accuracy": ("accuracy of words", "{:.2%}"),
