@@ -23,7 +23,7 @@ from whet.config.methods import MethodSettings
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.methods import fuse
-from whet.models.fused.embeddings import GRADIENT
+from whet.models.fused.layers import GRADIENT
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import PackedSpans

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 import engine
 from tiny import arguments
 from whet.kernels.embedding import RowGradient
-from whet.models.fused.embeddings import GRADIENT
+from whet.models.fused.layers import GRADIENT
 
 
 def _generators() -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from tiny_runs import Toy, toy_rows
 import engine
 from whet.dist import group, messages
 from whet.errors import DataError
+from whet.store.schema import anything
 
 
 class Evil:
@@ -96,11 +97,11 @@ def exchanges(job: dict[str, Any], rank: int) -> dict[str, Any]:
     joined = group.join(None, 20)
     assert joined is not None
     values = kinds_of_values(rank)
-    found = joined.gather(values, messages.anything)
-    first = joined.of_first(values, messages.anything)
+    found = joined.gather(values, anything)
+    first = joined.of_first(values, anything)
     same = [same_value(one, kinds_of_values(other)) for other, one in enumerate(found)]
     try:
-        joined.gather(object() if rank == 1 else 1, messages.anything)
+        joined.gather(object() if rank == 1 else 1, anything)
         refused = ""
     except Exception as error:
         refused = f"{type(error).__name__}: {error}"

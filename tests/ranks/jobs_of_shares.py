@@ -17,7 +17,7 @@ import engine
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
-from whet.engine import sharing as share
+from whet.engine import zero as share
 
 
 class _CommonStep(torch.optim.SGD):

@@ -12,7 +12,8 @@ from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_train
 
 from engine import TrainingArguments
 from whet.engine.engine import Engine
-from whet.engine.sync import ManyRanks, Sync
+from whet.engine.many_ranks import ManyRanks
+from whet.engine.sync import Sync
 from whet.store.save import Ranks
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments

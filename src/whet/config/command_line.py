@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from whet.config.aliases import kind_of
-from whet.config.secrets import hidden
 from whet.config.settings import (
     Names,
     Option,
@@ -117,6 +116,8 @@ def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[st
 
 def _without_dashes(command: Command, argv: Sequence[str]) -> ConfigError:
     """Return the error for words that were meant for the command after `--`."""
+    from whet.config.secrets import hidden
+
     return ConfigError(
         what=f"{command.name} takes its command after --",
         got=shlex.join([*command.name.split(), *hidden(argv)[0]]),

@@ -11,7 +11,7 @@ from transformers import DataCollatorWithPadding, default_data_collator
 from whet.data.columns import Columns, Row, read_by
 from whet.errors import ConfigError, DataError
 from whet.models.adapters import unwrapped
-from whet.models.bad_batch import checked
+from whet.models.packed import checked
 from whet.objectives.base import Collate
 
 
@@ -68,7 +68,7 @@ def _stacked(rows: list[Any]) -> Mapping[str, Any]:
     try:
         return default_data_collator(rows)
     except ValueError as error:
-        if "str" in str(error):  # a column of text, which `bad_batch.checked` names
+        if "str" in str(error):  # a column of text, which `packed.checked` names
             raise
         raise DataError(
             what="the rows of a batch cannot be stacked",

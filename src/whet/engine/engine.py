@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,16 +22,16 @@ from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import TRAINJOB
 from whet.config.ranks import here, require_output_for_restarts, restarted
-from whet.engine import description, evaluate
+from whet.engine import description
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
 from whet.engine.prepare import Ready, align_special_tokens, follow_own_switch, prepare
 from whet.engine.run import Prepared, Run, device_of, new_counters
 from whet.engine.safe_points import guarded
-from whet.engine.sharing import require_complete
-from whet.engine.sync import sync_of
+from whet.engine.sync import Sync, require_complete
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
+from whet.log import logger
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.store import compare, restore, weights
@@ -83,7 +84,7 @@ class Engine:
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.args = spec, spec.args
         printing.configure(spec.args)
-        self.sync = sync_of(spec.args)
+        self.sync = _sync_of(spec.args)
         """Makes the ranks of a run agree."""
         environment.require_known()
         self._require_evaluation_set()
@@ -208,6 +209,8 @@ class Engine:
         if self._shows_start:
             self._show(description.of_evaluation(self.prepared, self._precision_in_words(), dataset))
         self._shows_start = False
+        from whet.engine import evaluate
+
         batches = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision, self.sync)
         n_done, total = 0, len(dataset)
         for batch, output in batches:
@@ -283,6 +286,8 @@ class Engine:
     def _evaluate(
         self, rows: Any, compute_metrics: Callable[..., Mapping[str, Any]] | None, *, keeps: bool
     ) -> EvalLoopOutput:
+        from whet.engine import evaluate
+
         return evaluate.Evaluation(
             objective=self.objective, sync=self.sync, keeps=keeps, label_names=self.args.label_names,
             compute_metrics=compute_metrics, preprocess_logits=self.spec.preprocess_logits,
@@ -329,6 +334,20 @@ def _no_evaluation_set(why: str, got: str | None = None) -> ConfigError:
         why=why,
         fix="add --validation_file, or use --eval_strategy no",
     )
+
+
+def _sync_of(args: TrainingArguments) -> Sync:
+    """Return how the ranks of this process's run agree; this process joins them unless it has."""
+    if "ray.train" in sys.modules and args.device.type == "cpu":
+        from whet.dist import ray_workers
+
+        if said := ray_workers.use_cores(here()):
+            logger.warning("%s", said)
+    if here().n_ranks == 1:
+        return Sync()
+    from whet.engine.many_ranks import joined
+
+    return joined(args)
 
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:

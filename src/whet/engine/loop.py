@@ -16,11 +16,13 @@ from transformers.trainer_utils import TrainOutput
 
 from whet.config import recipes
 from whet.config.ranks import LostRankError
+from whet.config.rules.sharing import stage_of_run
 from whet.data.batch import Batch
-from whet.engine import prepare, sharing, step
+from whet.engine import prepare, step
 from whet.engine.batches import BatchLoader
 from whet.engine.run import Run, new_counters, reset
 from whet.engine.safe_points import SafePoints
+from whet.engine.sync import Sharing, require_own_state
 from whet.engine.trials.precision import PrecisionChoice
 from whet.engine.update import (
     OptimizerUpdate,
@@ -96,7 +98,7 @@ class TrainingLoop:
         self._state_is_known = optimizers[0] is None
         self._draws_new_layers = draws_new_layers
         self.average = WeightAverage(model, self.optimizer, args, run.plan.n_steps)
-        self.sharing = sharing.build(run, self.optimizer)
+        self.sharing = _sharing_of(run, self.optimizer)
         self.untrained = UntrainedParameters(model, self.optimizer)
         self.in_backward: InBackward | None = None
         if args.optimizer_in_backward:
@@ -254,7 +256,7 @@ class TrainingLoop:
             else UpdateInBackward(self.in_backward, update),
             precision=self.precision.current,
             sync=self.sync,
-            reject_spike=self.spikes.reject_spike,
+            reject_spike=None if self.spikes.limit is None else self.spikes.reject_spike,
             max_grad_norm=self.run.args.max_grad_norm,
         )  # fmt: skip
 
@@ -323,9 +325,11 @@ class TrainingLoop:
             logger.info("%s", formats.describe(self.run.model, self.precision.current, self.optimizer))
         self.counters.total_flos += self.flos_per_token * n_computed
         self.counters.global_step += 1
-        stop.mark_step_done()
+        if self.meter.n_steps == 1:
+            stop.mark_step_done()
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
-        self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
+        if not result.applied or self.spikes.n_bad_in_a_row:
+            self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
 
     # ---- between two steps ----
 
@@ -427,6 +431,16 @@ class TrainingLoop:
     def _send(self, event: str) -> None:
         facts = {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}
         self.events.send(event, self.counters, **facts)
+
+
+def _sharing_of(run: Run, optimizer: Optimizer) -> Sharing:
+    """Return how the ranks of this run share what it holds, as `zero_stage`, `offload` or DeepSpeed's file says."""
+    require_own_state(optimizer)
+    if not stage_of_run(run.args) and run.args.deepspeed is None and run.args.offload == "none":
+        return Sharing()
+    from whet.engine import zero
+
+    return zero.build(run, optimizer)
 
 
 def _routing_of(run: Run) -> step.Routing:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,10 +27,10 @@ from whet.methods import fuse, order
 from whet.methods.seam import Applied
 from whet.models import attention
 from whet.models.adapters import unwrapped
-from whet.models.bad_batch import checked
 from whet.models.family import after_padding
 from whet.models.known import of_classes
 from whet.models.packable import family_of
+from whet.models.packed import checked
 from whet.models.view import ModelView
 from whet.objectives.base import Collate, Objective
 from whet.objectives.choose import choose
@@ -94,6 +94,8 @@ def prepare(
     _require_packed_for_budget(model, args, objective)
     _require_spans_for_loss(model, args, objective)
     settings = method_settings(args, operators=None if optimized else "auto")
+    if isinstance(objective, PackedSpans):  # whose head reads every token
+        settings = replace(settings, last_block=None)
     done = order.apply(ModelView(model), settings)
     if not optimized:  # of which `optimize` has logged what it did
         _log_batches(model, args, objective, done)

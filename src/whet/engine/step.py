@@ -109,8 +109,8 @@ class StepParts:
     update: Update
     precision: Precision
     sync: Sync
-    reject_spike: Callable[[StepResult], StepResult]
-    """Returns the result, marked as not applied if its loss is a spike."""
+    reject_spike: Callable[[StepResult], StepResult] | None
+    """Returns the result, marked as not applied if its loss is a spike; None: no loss is one."""
     max_grad_norm: float
     """The gradient is scaled down to this norm; 0: no clipping."""
 
@@ -119,7 +119,9 @@ def take_step(parts: StepParts, batches: Sequence[Batch], step: int) -> StepResu
     """Take optimizer step `step`, counted from 0, over its micro-batches."""
     loss = parts.gradients(batches, step)
     parts.sync.reduce_gradients(parts.parameters)
-    result = parts.reject_spike(finalize_gradients(parts, loss))
+    result = finalize_gradients(parts, loss)
+    if parts.reject_spike is not None:
+        result = parts.reject_spike(result)
     if result.applied:
         parts.update.apply(result.grad_scale)
     parts.update.clear()

@@ -20,8 +20,7 @@ from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.forwards import bind, instance_forward, is_whets
 from whet.models.fused import parts
-from whet.models.fused.embeddings import GRADIENT
-from whet.models.fused.layers import PLACEMENT
+from whet.models.fused.layers import GRADIENT, PLACEMENT
 from whet.models.fused.parts import part_of
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView

@@ -1,12 +1,12 @@
 """Why a model failed on a batch: its ids, its labels, or the rows that it was made of do not fit the model.
 
-Most of it is looked for after the failure, so that a batch that is right costs nothing.
+Most of it is looked for, and this file imported, after the failure (`explained` and `checked` of `packed.py`): a batch
+that is right costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,30 +20,12 @@ from whet.log import logger
 from whet.models.adapters import unwrapped
 from whet.models.packable import family_of
 
-_FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
-"""What torch and transformers raise for a batch that does not fit the model."""
-
 
 class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torch's IndexError still does
     """An id or a position for which the model has no embedding."""
 
 
-@contextmanager
-def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
-
-    ConfigError if its code does not run under autocast.
-    """
-    try:
-        yield
-    except _FAILURES as error:
-        found = None if isinstance(error, WhetError) else _found_for(error, model, inputs)
-        if found is None:
-            raise
-        raise found from error
-
-
-def _found_for(error: Exception, model: nn.Module, inputs: Mapping[str, Any]) -> WhetError | None:
+def explanation_of(error: Exception, model: nn.Module, inputs: Mapping[str, Any]) -> WhetError | None:
     """Return what explains the error; None if nothing does, or if a model of a user's own cannot be looked at."""
     try:
         return problem_of(unwrapped(model), inputs) or _overflow_of(error)
@@ -143,25 +125,7 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
     )
 
 
-def checked(collate: Callable[[list[Any]], Any], model: Any = None) -> Callable[[list[Any]], Any]:
-    """Return the collator, with DataError in place of its own error if it cannot make a batch of such rows.
-
-    The numbers that `model` gives its labels are named in the error.
-    """
-
-    def collate_or_explain(rows: list[Any]) -> Any:
-        try:
-            return collate(rows)
-        except (*_FAILURES, KeyError, AttributeError) as error:
-            found = None if isinstance(error, WhetError) else _problem_of_rows(rows, model)
-            if found is None:
-                raise
-            raise found from error
-
-    return collate_or_explain
-
-
-def _problem_of_rows(rows: Sequence[Any], model: Any) -> DataError | None:
+def problem_of_rows(rows: Sequence[Any], model: Any) -> DataError | None:
     """Return what about the rows cannot become tensors; None if nothing was found."""
     odd = next((row for row in rows if not isinstance(row, Mapping) and not hasattr(row, "__dict__")), None)
     if odd is not None:

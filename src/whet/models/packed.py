@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -17,13 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from whet.card import Card
 from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
 from whet.kernels.random import seed_torch
 from whet.log import logger
 from whet.models import attention, record
 from whet.models.adapters import unwrapped
-from whet.models.bad_batch import explained
 from whet.models.family import Family
 from whet.models.forwards import bind, home_of, instance_forward
 from whet.models.fused import parts
@@ -137,12 +137,12 @@ class PackedModel:
     """The attention implementation that the model came with."""
     hooks: InnerHooks = field(default_factory=InnerHooks, compare=False)
 
-    @property
+    @cached_property
     def position_offset(self) -> int:
         """The first position id of a row."""
         return self.family.first_position(self.module)
 
-    @property
+    @cached_property
     def unnumbered(self) -> int | None:
         """The number of the token that gets no position id of its own, as `Family.unnumbered` has it."""
         return self.family.unnumbered(self.module)
@@ -155,7 +155,8 @@ class PackedModel:
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
         self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
-        with explained(self.module, batch.inputs), self.placement.at(position), self.by_graphs():
+        graphs = self.by_graphs() if batch.cu_seqlens is not None and batch.cu_seqlens.is_cuda else nullcontext()
+        with explained(self.module, batch.inputs), self.placement.at(position), graphs:
             return self.module(**batch.inputs)
 
     def encode(self, *given: Any, **options: Any) -> Any:
@@ -355,3 +356,48 @@ def _feed_all_at_once(model: nn.Module) -> None:
         if _CHUNK not in module.__dict__ and getattr(module, "chunk_size_feed_forward", 0):
             module.__dict__[_CHUNK] = module.chunk_size_feed_forward
             setattr(module, "chunk_size_feed_forward", 0)  # noqa: B010
+
+
+# ---- what fails ----
+
+_FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
+"""What torch and transformers raise for a batch that does not fit the model."""
+
+
+@contextmanager
+def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
+
+    ConfigError if its code does not run under autocast.
+    """
+    try:
+        yield
+    except _FAILURES as error:
+        if isinstance(error, WhetError):
+            raise
+        from whet.models.bad_batch import explanation_of
+
+        if (found := explanation_of(error, model, inputs)) is None:
+            raise
+        raise found from error
+
+
+def checked(collate: Callable[[list[Any]], Any], model: Any = None) -> Callable[[list[Any]], Any]:
+    """Return the collator, with DataError in place of its own error if it cannot make a batch of such rows.
+
+    The numbers that `model` gives its labels are named in the error.
+    """
+
+    def collate_or_explain(rows: list[Any]) -> Any:
+        try:
+            return collate(rows)
+        except (*_FAILURES, KeyError, AttributeError) as error:
+            if isinstance(error, WhetError):
+                raise
+            from whet.models.bad_batch import problem_of_rows
+
+            if (found := problem_of_rows(rows, model)) is None:
+                raise
+            raise found from error
+
+    return collate_or_explain

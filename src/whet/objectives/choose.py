@@ -23,13 +23,12 @@ from whet.models.adapters import passed_on, unwrapped, why_not_inside
 from whet.models.known import verdict_on
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import PackedModel, prepare
-from whet.objectives import heads
 from whet.objectives.base import Collate, Objective
-from whet.objectives.heads import Reads
 from whet.objectives.span import PackedSpans, PaddedSpans
 
 if TYPE_CHECKING:
     from whet.models.proof.trial import ProofRows
+    from whet.objectives.heads import Reads
 
 _UNDERSTOOD = frozenset(
     {
@@ -152,10 +151,13 @@ def choose(
     """
     around = why_not_inside(model)
     spans = collate is None and answers_questions(model) and around is None
-    next_tokens = predicts_next_tokens(model)
-    reads = "tokens" if next_tokens else None if spans else heads.reads(model)
+    reads, why = None, around
+    if not spans:
+        from whet.objectives import heads
+
+        reads = "tokens" if predicts_next_tokens(model) else heads.reads(model)
+        why = heads.why_not_parts(model)
     can_pack = (spans or reads is not None) and attn in _KERNELS and family_of(model) is not None
-    why = around if spans else heads.why_not_parts(model)
     if can_pack and why is not None:
         logger.info("the complete %s is called, and not its parts: %s", type(model).__name__, why)
         can_pack = False

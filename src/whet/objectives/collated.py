@@ -16,7 +16,7 @@ from whet.data.padding import Padding
 from whet.data.store import RowStore
 from whet.kernels import random
 from whet.models.adapters import unwrapped
-from whet.models.bad_batch import explained
+from whet.models.packed import explained
 from whet.objectives.base import Collate
 
 

@@ -13,9 +13,8 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.operator import native_for
-from whet.models.bad_batch import explained
 from whet.models.fused.decoder import why_other_window
-from whet.models.packed import PackedModel, other_shape
+from whet.models.packed import PackedModel, explained, other_shape
 from whet.models.standard import why_called
 from whet.objectives import router_loss, unpadding
 from whet.objectives.base import IGNORED, Collate

@@ -18,8 +18,7 @@ from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.models import attention, last_block
-from whet.models.bad_batch import explained
-from whet.models.packed import PackedModel, position_of
+from whet.models.packed import PackedModel, explained, position_of
 from whet.objectives import heads, unpadding
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import run_seeded, seed_torch

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.models.adapters import adds_tokens, unwrapped
-from whet.models.bad_batch import explained
 from whet.models.known import of_model
 from whet.models.packable import predicts_next_tokens
+from whet.models.packed import explained
 from whet.objectives import heads, router_loss
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch

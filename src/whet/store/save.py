@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Ranks:
     """How the ranks of a run agree: all of them call each method at the same points of the run.
 
-    This is the only rank, or one that is left alone. `engine/sync.py` has the one of several.
+    This is the only rank, or one that is left alone. `engine/many_ranks.py` has the one of several.
     """
 
     n_ranks = 1

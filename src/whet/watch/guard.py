@@ -199,17 +199,14 @@ class FirstGradients(TrainerCallback):
         self._hooks: list[Any] = []
         self._read_at_update: dict[str, Tensor] = {}
         self._without: set[str] = set()
-        self._done = True
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Look at the first step of each training."""
-        self._done = False
+        """Look at the first step of each training, and at no other one."""
+        vars(self).update(on_step_begin=self._begin, on_step_end=self._end)
 
-    def on_step_begin(self, _: Any, state: Any, *__: Any, model: Any = None, optimizer: Any = None, **___: Any) -> None:
+    def _begin(self, _: Any, state: Any, *__: Any, model: Any = None, optimizer: Any = None, **___: Any) -> None:
         """Look for gradients from here on."""
-        if self._done:
-            return
-        self._done = True
+        vars(self).pop("on_step_begin")
         required = _required(model)
         for name, weight in model.named_parameters():
             if not weight.requires_grad or _ONE_OF_MANY.search(name) or (state.global_step and name not in required):
@@ -224,9 +221,9 @@ class FirstGradients(TrainerCallback):
             if self._in_backward:  # for this step alone: whoever hears each update keeps clipping out of it
                 vars(self)["on_optimizer_step"] = self._read
 
-    def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+    def _end(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
-        if not self._hooks or self._read_at_update:
+        if self._read_at_update:
             return
         of_ranks = self._ranks.gather(sorted(self._without), schema.list_of(schema.text))
         without = set.intersection(*map(set, of_ranks))
@@ -243,7 +240,8 @@ class FirstGradients(TrainerCallback):
     def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        vars(self).pop("on_optimizer_step", None)
+        for event in ("on_step_begin", "on_step_end", "on_optimizer_step"):
+            vars(self).pop(event, None)
         self._hooks, self._read_at_update, self._without = [], {}, set()
 
     def _read(self, *_: Any, **__: Any) -> None:

@@ -21,7 +21,7 @@ from whet.engine.step import ObjectiveGradients
 from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
-from whet.models.fused.embeddings import GRADIENT
+from whet.models.fused.layers import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision

@@ -29,11 +29,10 @@ from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls
 from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
 from whet.models import last_block, record
-from whet.models.bad_batch import explained
 from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
 from whet.models.lazy_tensor import Known, LazyStates, Origin
-from whet.models.packed import PackedModel, packed_model
+from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
 from whet.objectives import lazy_logits
 

@@ -7,8 +7,16 @@ from torch import Tensor, nn
 from whet.models.families.bert import PROJECTIONS, bert_embeddings
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.embeddings import TABLE_SLOTS
-from whet.models.fused.layers import PlacedDropout, block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.layers import (
+    TABLE_SLOTS,
+    PlacedDropout,
+    block_end,
+    finished,
+    inner,
+    pass_position,
+    product,
+    residual_norm,
+)
 from whet.models.fused.limits import require_understood
 
 

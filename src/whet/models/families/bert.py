@@ -7,8 +7,17 @@ from torch import Tensor, nn
 
 from whet.models.family import Family, FeedForward, Part, Slots, after_padding
 from whet.models.fused.attention import attention
-from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import PlacedDropout, block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.layers import (
+    TABLE_SLOTS,
+    PlacedDropout,
+    block_end,
+    embeddings,
+    finished,
+    inner,
+    pass_position,
+    product,
+    residual_norm,
+)
 from whet.models.fused.limits import require_understood
 
 

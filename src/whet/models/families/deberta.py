@@ -26,8 +26,15 @@ from whet.kernels.packed_attention import attend
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attended, of_chosen, projected, spec_of
-from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import PlacedDropout, normalised, pass_position, require_prepared, with_bias
+from whet.models.fused.layers import (
+    TABLE_SLOTS,
+    PlacedDropout,
+    embeddings,
+    normalised,
+    pass_position,
+    require_prepared,
+    with_bias,
+)
 from whet.models.fused.limits import require_understood
 from whet.models.standard import why_called
 

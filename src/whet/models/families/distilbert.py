@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import (
+    TABLE_SLOTS,
     PlacedDropout,
     block_end,
+    embeddings,
     finished,
     inner,
     is_plain,

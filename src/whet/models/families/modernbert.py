@@ -13,9 +13,10 @@ from whet.kernels.packed_attention import attend_joined
 from whet.kernels.rotary import rotate_joined
 from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import of_chosen, spec_of
-from whet.models.fused.embeddings import EmbeddingNames, embeddings
 from whet.models.fused.layers import (
+    EmbeddingNames,
     PlacedDropout,
+    embeddings,
     is_plain,
     normalised,
     pass_position,

@@ -13,9 +13,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import (
+    TABLE_SLOTS,
     PlacedDropout,
+    embeddings,
     finished,
     is_plain,
     pass_position,

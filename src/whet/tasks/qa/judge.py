@@ -14,7 +14,6 @@ from whet.engine.engine import Engine
 from whet.engine.sync import Sync
 from whet.objectives.span import SpanObjective
 from whet.tasks.qa.decode import DecodeOptions, concat, decode, top_spans, write_predictions
-from whet.tasks.qa.metrics import squad_metrics
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Predictions, SpanScores
 
@@ -79,4 +78,6 @@ class Judge:
         may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
         if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):
             return {}
+        from whet.tasks.qa.metrics import squad_metrics
+
         return squad_metrics(self.split.questions, predictions, version_2=self.options.version_2_with_negative)

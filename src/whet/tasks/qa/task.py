@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def _read(qa: QaArguments, split: str) -> "Questions":
-    from whet.tasks.qa.metrics import check_scorable
     from whet.tasks.qa.splits import read_split
 
     questions = read_split(qa, split)
     if split == "validation":
+        from whet.tasks.qa.metrics import check_scorable
+
         check_scorable(questions, version_2=qa.version_2_with_negative)
     return questions
 
