@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 from whet.config import secrets
-from whet.config.aliases import Alias, is_off
+from whet.config.aliases import ALIASES, Alias, is_off
 from whet.config.settings import Names, take
 from whet.config.values import is_many, is_switch, read_flag
 from whet.errors import MASK
@@ -160,12 +160,24 @@ def _percentage(draft: Draft, flag: Flag, given: Flags) -> None:
     draft.say(flag.text, "translated", why, " ".join(becomes))
 
 
+def _backend(draft: Draft, flag: Flag, _: Flags) -> None:
+    """Read the backend as its older name does: ccl is gone."""
+    named = ALIASES["xpu_backend"].convert(flag.value.text)
+    if named == flag.value.text or flag.value.live:
+        draft.put(flag.name, flag.value)
+        draft.say(flag.text, "kept")
+    else:
+        why = "Intel's oneCCL bindings for PyTorch are archived"
+        draft.say(flag.text, "translated", why, draft.put(flag.name, named))
+
+
 _TOKENIZER = _says("done", "the tokenizer's own files say it")
 _OF_TOKENIZER = ("do_lower_case", "do_basic_tokenize", "strip_accents", "keep_accents", "tokenize_chinese_chars",
                  "use_fast")  # fmt: skip
 _FROM_WEIGHTS = _says("done", "the model's configuration says it")
 _LAUNCHED = _says("no effect", "whet reads the rank from variables")
 _OLD: Mapping[str, Act] = {
+    "ddp_backend": _backend,
     **dict.fromkeys(_OF_TOKENIZER, _TOKENIZER),
     "model_type": _FROM_WEIGHTS,
     "low_cpu_mem_usage": _says("done", "weights are read once, from safetensors"),
