@@ -162,9 +162,10 @@ def fact_of(name: str) -> Fact:
     return next((fact for begin, fact in FACTS.items() if begin[-1] == "*" and name.startswith(begin[:-1])), _OTHERS)
 
 
-def is_known(name: str) -> bool:
+def is_read(name: str) -> bool:
     """Return whether a library, a launcher or whet reads a variable of this name."""
-    return name in _SPECIAL or name in MOVED or fact_of(name) is not _OTHERS
+    fact = fact_of(name)
+    return name in _SPECIAL or name in MOVED or (fact is not _OTHERS and fact.status != "no effect")
 
 
 def _keep(draft: Draft, given: str, name: str, value: Word, status: Status, why: str) -> None:
