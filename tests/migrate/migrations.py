@@ -61,5 +61,5 @@ def check(command: str) -> None:
     words = shlex.split(re.sub(r'"\$\{?\w+\}?"', "1", command.replace(" \\\n", " ").removesuffix(" $MORE")))
     begin = words.index("whet")
     check_command(words[begin:])
-    if words[begin + 1] == "launch":
+    if words[begin + 1] in ("launch", "k8s"):
         check_command(["whet", *words[words.index("--", begin) + 1 :]])

@@ -202,9 +202,46 @@ def test_script_with_the_arguments_of_trl(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+_JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: tags}
+spec:
+  template:
+    spec:
+      hostNetwork: true
+      containers:
+      - image: x
+        command: [torchrun, --nproc_per_node=2, run_ner.py]
+        args: [--model_name_or_path, m, --dataset_name, d, --do_train, --output_dir, /output/o]
+        env: [{name: API_KEY, value: abcdefgh12345678}]
+        resources: {limits: {cpu: 8, memory: 16Gi, nvidia.com/gpu: 1}}
+        volumeMounts: [{name: runs, mountPath: /output}, {name: other, mountPath: /other}]
+      volumes:
+      - {name: runs, persistentVolumeClaim: {claimName: runs}}
+      - {name: other, persistentVolumeClaim: {claimName: other}}
+"""
+
+
+def test_manifest_of_a_job_with_more_than_whet_renders(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(_JOB)
+    found = migrate(str(path))
+    assert found.code == 78
+    assert found.command == (
+        "whet k8s render tags --kind job --image registry.example.org/whet:1 --nodes 1 --nproc_per_node 2 --cpus 8 "
+        "--memory 16Gi --output_claim runs -- tag --model_name_or_path m --dataset_name d --do_train "
+        "--output_dir /output/o"
+    )
+    assert found.rows("refused").keys() == {"hostNetwork", "API_KEY ***", "nvidia.com/gpu: 1", "mount /other"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("a.yaml", "apiVersion: v1\nkind: Pod\n", "no object of the manifest is a job"),
+        ("a.yaml", "apiVersion: batch/v1\nkind: Job\nspec: {}\n", "no pods that whet can read"),
+        ("a.yaml", _JOB.replace("run_ner.py", "train.py"), "no script in the manifest is one that whet knows"),
         ("a.py", "print(1)\n", "makes no arguments of a training"),
         ("a.py", "print(\n", "cannot be read"),
         ("a.json", "{", "cannot be read"),

@@ -98,6 +98,82 @@ def test_worker_of_a_pytorch_job() -> None:
     assert found.said("LOGLEVEL=INFO")[0] == "no effect"
 
 
+_POD = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: transformers-pvc}
+---
+apiVersion: "kubeflow.org/v1"
+kind: PyTorchJob
+metadata: {name: transformers-pytorchjob, namespace: kubeflow}
+spec:
+  elasticPolicy: {rdzvBackend: c10d, minReplicas: 1, maxReplicas: 4, maxRestarts: 10}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 4
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+          - name: pytorch
+            image: <image name>:<tag>
+            imagePullPolicy: IfNotPresent
+            COMMAND
+            env:
+            - {name: LD_PRELOAD, value: "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4.5.9:/usr/local/lib/libiomp5.so"}
+            - {name: TRANSFORMERS_CACHE, value: /data/pvc-mount/hub_cache}
+            - {name: HF_DATASETS_CACHE, value: /data/pvc-mount/hf_datasets_cache}
+            - {name: LOGLEVEL, value: INFO}
+            - {name: CCL_WORKER_COUNT, value: "1"}
+            - {name: OMP_NUM_THREADS, value: "240"}
+            - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hub, key: token}}}
+            resources:
+              limits: {cpu: 240, memory: 128Gi}
+              requests: {cpu: 240, memory: 128Gi}
+            volumeMounts:
+            - {name: pvc-volume, mountPath: /data/pvc-mount}
+            - {name: dshm, mountPath: /dev/shm}
+          restartPolicy: Never
+          nodeSelector: {node-type: gnr}
+          volumes:
+          - {name: pvc-volume, persistentVolumeClaim: {claimName: transformers-pvc}}
+          - {name: dshm, emptyDir: {medium: Memory}}
+"""
+_IN_SHELL = """command: ["/bin/bash", "-c"]
+            args:
+            - >-
+              cd /workspace/transformers;
+              pip install -r requirements.txt;
+              torchrun /workspace/transformers/examples/pytorch/question-answering/run_qa.py \\
+                QA --output_dir /data/pvc-mount/output_$(date +%Y%m%d) --bf16;"""
+_AS_WORDS = "command: [torchrun, run_qa.py, WORDS, --output_dir, /data/pvc-mount/output, --bf16]"
+_K8S = (
+    "whet k8s render transformers-pytorchjob --kind pytorchjob --image registry.example.org/whet:1 --nodes 4 "
+    "--namespace kubeflow --min_nodes 1 --max_nodes 4 --max_restarts 10 --rdzv_backend c10d "
+    "--image_pull_policy IfNotPresent --node_selector node-type=gnr --cpus 240 --memory 128Gi "
+    "--output_claim transformers-pvc --env HF_HUB_CACHE=/output/hub_cache "
+    "--env HF_DATASETS_CACHE=/output/hf_datasets_cache --kept_free_cores 1 --env_from_secret HF_TOKEN=hub/token -- qa"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [(_IN_SHELL, '/output/output_"$(date +%Y%m%d)"'), (_AS_WORDS, "/output/output")],
+    ids=["shell", "words"],
+)
+def test_manifest_of_a_pytorch_job(command: str, output: str, tmp_path: Path) -> None:
+    own = _QA.rpartition(" --output_dir")[0]
+    words = ", ".join(f'"{word}"' for word in own.split())
+    path = tmp_path / "pytorchjob.yaml"
+    path.write_text(_POD.replace("COMMAND", command.replace("QA", own, 1).replace("WORDS", words)))
+    found = migrate(str(path))
+    options = found.command.partition(" -- qa ")
+    assert (found.code, options[2]) == (0, f"{own} --output_dir {output} --bf16")
+    assert sorted(options[0].split(" --")) == sorted(_K8S.partition(" -- qa")[0].split(" --"))
+    assert found.said("OMP_NUM_THREADS=240")[0] == "done"
+    assert found.said("/dev/shm") == ("done", "--shared_memory is its size, 1Gi")
+
+
 def test_single_process_with_preloaded_libraries() -> None:
     preload = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4.5.9:/usr/local/lib/libiomp5.so"
     found = migrate(f"LD_PRELOAD={preload} OMP_NUM_THREADS=24 python run_qa.py {_QA} --bf16 --use_cpu")
@@ -132,6 +208,12 @@ def test_settings_of_the_gpu_guide(tmp_path: Path) -> None:
         "--torch_compile_backend inductor --output_dir tmp --eval_strategy steps --num_train_epochs 1 "
         "--log_level error --report_to none --dataset_name imdb --do_train",
     )
+
+
+def test_backend_of_an_older_guide() -> None:
+    found = migrate(f"mpirun -n 2 python3 run_qa.py {_QA} --no_cuda --ddp_backend ccl --use_ipex")
+    assert found.command.endswith(f" -- qa {_QA} --use_cpu --ddp_backend gloo")
+    assert "archived" in found.rows("translated")["--ddp_backend ccl"]["why"]
 
 
 @pytest.mark.parametrize("backend", ["ipex", "nvfuser", "onnxrt", "aot_cudagraphs"])

@@ -175,6 +175,16 @@ def test_values_that_only_the_shell_knows_stay() -> None:
     )
 
 
+def test_exported_variable_that_is_used_too_counts_for_both() -> None:
+    lines = f"OMP_NUM_THREADS=8\nexport OMP_NUM_THREADS\nexport SEED=3\npython {_RUN} --seed $SEED"
+    found = migrate(f"{lines} --dataloader_num_workers $OMP_NUM_THREADS")
+    assert (found.code, found.command) == (
+        0, f"OMP_NUM_THREADS=8 whet qa {_END} --seed 3 --dataloader_num_workers 8",
+    )  # fmt: skip
+    found = migrate(f"export OMP_NUM_THREADS=8\nmpirun -n 2 -genv OMP_NUM_THREADS=$OMP_NUM_THREADS python {_RUN}")
+    assert found.said("OMP_NUM_THREADS=8")[0] == "done"
+
+
 def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:
     script = tmp_path / "glue.sh"
     script.write_text(

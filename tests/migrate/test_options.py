@@ -171,6 +171,7 @@ def test_defaults_of_trl() -> None:
     found = migrate(f"trl sft {_SFT}")
     assert (found.code, found.command) == (0, f"whet lm {_SFT} --do_train --learning_rate 2e-5")
     assert found.said("(default of TRL: bf16)")[0] == "done"
+    assert "--completion_only_loss false" in found.said("(default of TRL: all turns of messages)")[1]
     dpo = migrate(f"trl dpo {_SFT} --beta 0.2 --learning_rate 5e-7 --loss_type sigmoid --max_length 512")
     options = "--beta 0.2 --learning_rate 5e-7 --max_length 512 --loss dpo --do_train"
     assert (dpo.code, dpo.command) == (0, f"whet lm {_SFT} {options}")

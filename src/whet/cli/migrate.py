@@ -36,8 +36,9 @@ class MigrateArguments:
     """What becomes a command of whet."""
 
     source: str = ""
-    """A command line in quotes, or a file: a shell script, the configuration of accelerate or DeepSpeed, a Python
-    script with TrainingArguments, or options as JSON or YAML. Comes first, with or without its flag."""
+    """A command line in quotes, or a file: a shell script, the configuration of accelerate or DeepSpeed, a manifest of
+    Kubernetes, a Python script with TrainingArguments, or options as JSON or YAML. Comes first, with or without its
+    flag."""
     task: Literal["qa", "classify", "tag", "lm"] | None = None
     """What a script that whet does not know trains, if its options are those of transformers' scripts. null: the name
     of the script says it."""
@@ -79,7 +80,7 @@ def _no_file(source: str) -> ConfigError:
         what="there is no such file, and a command line has several words",
         got=source,
         why="whet migrate reads a command line, or a file: a shell script, accelerate's or DeepSpeed's configuration, "
-        "a Python script, or options as JSON or YAML",
+        "a manifest of Kubernetes, a Python script, or options as JSON or YAML",
         fix="put a command line in quotes: whet migrate 'python run_qa.py ...', or after two dashes: whet migrate -- "
         "python run_qa.py ...",
     )

@@ -464,7 +464,7 @@ AMOUNT_RULES: tuple[Rule, ...] = (
 )
 
 
-_RESERVED = {
+RESERVED = {
     "OMP_NUM_THREADS": "it follows from --cpus, --nproc_per_node and --kept_free_cores",
     "GLOO_SOCKET_IFNAME": "it follows from --network_interface",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "it follows from --grace_period_s: with less, torchrun kills ranks that save",
@@ -554,11 +554,11 @@ def the_plan_decides_alone(asked: KubernetesFields) -> Problem | None:
     """Variables that follow from the plan, or that controllers set, are not given."""
     given = [pair.partition("=")[0] for pair in (*asked.env, *asked.env_from_secret)]
     for name in given:
-        if name in _RESERVED or name.startswith(_OF_TORCHRUN):
+        if name in RESERVED or name.startswith(_OF_TORCHRUN):
             return Problem(
                 what=f"{name} is set by the plan",
                 got=f"--env {name}",
-                why=_RESERVED.get(name, "the cluster's controller and the plan set the variables of torchrun"),
+                why=RESERVED.get(name, "the cluster's controller and the plan set the variables of torchrun"),
                 fix=f"leave {name} out",
             )
     twice = sorted({name for name in given if given.count(name) > 1})

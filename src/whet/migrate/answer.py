@@ -61,10 +61,9 @@ def _check(draft: Draft, own: OwnCommands) -> None:
             break
         name, problem = found
         del draft.options[name]
-        _refuse(draft, name, problem)
+        draft.correct(name, "refused", why=f"{problem.why}: {problem.fix}")
         problems = [one for one in _problems(draft, command) if one.what not in usual]
-    draft.problems += problems
-    draft.problems += _of_launch(draft, own)
+    draft.problems += [*problems, *_of_launch(draft, own), *_of_cluster(draft, own)]
 
 
 def _has_unread_file(draft: Draft) -> bool:
@@ -115,16 +114,6 @@ def _culprit(
     return (found[0], problem) if len(found) == 1 else None
 
 
-def _refuse(draft: Draft, name: str, problem: Problem) -> None:
-    why = f"{problem.why}: {problem.fix}"
-    for number, row in enumerate(draft.rows):
-        words = {word.partition("=")[0] for word in f"{row.given} {row.becomes}".split()}
-        if f"--{name}" in words or row.given.startswith(f"{name}:"):
-            draft.rows[number] = Row(given=row.given, status="refused", why=why)
-            return
-    draft.say(f"--{name}", "refused", why)
-
-
 def _of_launch(draft: Draft, own: OwnCommands) -> list[Problem]:
     """Return what `whet launch` says about its part of the command."""
     if not draft.ranks.through_whet:
@@ -136,6 +125,18 @@ def _of_launch(draft: Draft, own: OwnCommands) -> list[Problem]:
     try:
         asked, hosts = load(own.command("launch"), [*words, "--", draft.task or "qa"]).settings
         require_startable(asked, hosts, own.names, own.ranked)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _of_cluster(draft: Draft, own: OwnCommands) -> list[Problem]:
+    """Return what `whet k8s` says about its part of the command."""
+    if not draft.cluster_name:
+        return []
+    words = [f"--{name}={value.text}" for name, values in draft.cluster.items() for value in values]
+    try:
+        load(own.command("k8s"), ["render", draft.cluster_name, *words, "--", draft.task or "qa"])
     except ConfigError as error:
         return list(error.problems)
     return []

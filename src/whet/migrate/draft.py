@@ -113,6 +113,10 @@ class Draft:
     trailing: list[Word] = field(default_factory=list)
     """Words that only the shell knows, such as "$@"."""
     ranks: Ranks = field(default_factory=Ranks)
+    cluster_name: str = ""
+    """Name of a job on Kubernetes; empty if the run is none."""
+    cluster: dict[str, list[Word]] = field(default_factory=dict)
+    """Option of `whet k8s` -> its values."""
     prefix: list[Word] = field(default_factory=list)
     """What runs the command: numactl, nohup."""
     given_variables: dict[str, Word] = field(default_factory=dict)
@@ -126,6 +130,15 @@ class Draft:
     def say(self, given: str, status: Status, why: str = "", becomes: str = "") -> None:
         """Add a row."""
         self.rows.append(Row(given=given, status=status, becomes=becomes, why=why))
+
+    def correct(self, name: str, status: Status, becomes: str = "", why: str = "") -> None:
+        """Change the row of an option of whet, or add one."""
+        for number, row in enumerate(self.rows):
+            words = {word.partition("=")[0] for word in f"{row.given} {row.becomes}".split()}
+            if f"--{name}" in words or row.given.startswith(f"{name}:"):
+                self.rows[number] = Row(given=row.given, status=status, becomes=becomes, why=why)
+                return
+        self.say(f"--{name}", status, why, becomes)
 
     def put(self, name: str, *values: object) -> str:
         """Set an option of whet, over an earlier value; return it as it stands in the command."""
@@ -157,7 +170,10 @@ class Draft:
         start = [f"{name}={value.shell()}" for name, value in self.variables.items()]
         start += [word.shell() for word in self.prefix]
         task = self.task or "TASK"
-        if self.ranks.stays:
+        if self.cluster_name:
+            cluster = [option_text(name, values) for name, values in self.cluster.items()]
+            start += ["whet k8s render", self.cluster_name, *cluster, "--", task]
+        elif self.ranks.stays:
             start += [word.shell() for word in self.ranks.stays] + ["whet", task]
         elif self.ranks.through_whet:
             launch = [option_text(name, [value]) for name, value in self.ranks.flags().items()]

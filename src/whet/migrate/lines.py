@@ -37,7 +37,7 @@ def of_text(text: str, task: str | None, own: OwnCommands) -> list[Draft]:
     exported: dict[str, Word] = {}
     before: list[Simple] = []
     for found in _commands(script):
-        exported |= _exported(found)
+        exported |= _exported(found, script)
         if not found.words or found.name == "export":
             continue
         draft = Draft(given_variables={**exported, **found.variables})
@@ -66,10 +66,12 @@ def _commands(script: Script) -> Iterator[Simple]:
             yield replace(inner, variables=found.variables | inner.variables, exported=found.exported)
 
 
-def _exported(found: Simple) -> dict[str, Word]:
+def _exported(found: Simple, script: Script) -> dict[str, Word]:
+    """Return the variables that a command exports, as NAME=VALUE or by the name of one that the text sets."""
     if found.name not in ("export", "declare", "typeset"):
         return {}
-    return {pair[0].text: pair[1] for word in found.words[1:] if (pair := word.cut("="))}
+    pairs = (word.cut("=") or (word, script.values.get(word.text)) for word in found.words[1:])
+    return {name.text: value for name, value in pairs if value is not None}
 
 
 _SETUP = ("source", ".", "conda", "module", "cd", "ulimit", "micromamba")
@@ -90,11 +92,11 @@ def _say_before(draft: Draft, before: Sequence[Simple]) -> None:
 def _say_values(draft: Draft, script: Script, found: Simple) -> None:
     """Say what became of variables that the script sets for itself."""
     for name, value in script.values.items():
-        if name in script.used:
+        if name in script.used and not (name in draft.given_variables and variables.is_read(name)):
             draft.given_variables.pop(name, None)
             draft.say(f"{name}={value.text}", "translated", "its value, where it is used")
         elif name not in draft.given_variables and name not in found.exported:
-            hint = ": export it if a library is to read it" if variables.is_known(name) else ""
+            hint = ": export it if a library is to read it" if variables.is_read(name) else ""
             draft.say(f"{name}={value.text}", "no effect", f"it is not exported, and nothing reads it{hint}")
 
 

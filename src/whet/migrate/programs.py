@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 from whet.config import secrets
-from whet.config.aliases import Alias, is_off
+from whet.config.aliases import ALIASES, Alias, is_off
 from whet.config.settings import Names, take
 from whet.config.values import is_many, is_switch, read_flag
 from whet.errors import MASK
@@ -160,12 +160,24 @@ def _percentage(draft: Draft, flag: Flag, given: Flags) -> None:
     draft.say(flag.text, "translated", why, " ".join(becomes))
 
 
+def _backend(draft: Draft, flag: Flag, _: Flags) -> None:
+    """Read the backend as its older name does: ccl is gone."""
+    named = ALIASES["xpu_backend"].convert(flag.value.text)
+    if named == flag.value.text or flag.value.live:
+        draft.put(flag.name, flag.value)
+        draft.say(flag.text, "kept")
+    else:
+        why = "Intel's oneCCL bindings for PyTorch are archived"
+        draft.say(flag.text, "translated", why, draft.put(flag.name, named))
+
+
 _TOKENIZER = _says("done", "the tokenizer's own files say it")
 _OF_TOKENIZER = ("do_lower_case", "do_basic_tokenize", "strip_accents", "keep_accents", "tokenize_chinese_chars",
                  "use_fast")  # fmt: skip
 _FROM_WEIGHTS = _says("done", "the model's configuration says it")
 _LAUNCHED = _says("no effect", "whet reads the rank from variables")
 _OLD: Mapping[str, Act] = {
+    "ddp_backend": _backend,
     **dict.fromkeys(_OF_TOKENIZER, _TOKENIZER),
     "model_type": _FROM_WEIGHTS,
     "low_cpu_mem_usage": _says("done", "weights are read once, from safetensors"),
@@ -281,6 +293,7 @@ def _ds_config(draft: Draft, flag: Flag, _: Flags) -> None:
     draft.say(flag.text, "kept", "whet migrate FILE explains its keys")
 
 
+_DROPOUT = "most decoders have none; of GPT-2 and its like, set it to 0 in the model's configuration"
 _IN_TOKENIZER = "save the tokenizer with it, and name its folder: --tokenizer_name FOLDER"
 _CUT = "--max_length cuts prompt and completion together, at the end: leave it out"
 _SIGMOID = "whet has the sigmoid loss of DPO alone: leave it out, or use TRL's DPOTrainer after whet.optimize(model)"
@@ -357,7 +370,7 @@ _DPO: Mapping[str, Act] = {
     "max_target_length": _says("refused", _CUT),
     "disable_dropout": _only(
         ("true",),
-        "decoders have no dropout, except GPT-2: set it to 0 in the model's configuration",
+        _DROPOUT,
         "dropout is that of the model's configuration: set it there",
     ),
     "generate_during_eval": _only(("false",), "nothing is generated", "whet generate FOLDER shows what a model writes"),
@@ -385,29 +398,36 @@ _DPO: Mapping[str, Act] = {
 }
 
 
-def _complete_trl(rate: str) -> Callable[[Draft, Flags], None]:
-    """Return what sets TRL's own defaults."""
+def _complete_trl(draft: Draft, rate: str) -> None:
+    """Set TRL's own defaults, and say which are left out."""
+    draft.usual("do_train", "true", "trl always trains")
+    draft.usual("learning_rate", rate, "TRL's default; whet's is 5e-5")
+    if draft.value("eval_strategy") not in (None, "no"):
+        draft.usual("validation_split_name", "test", "TRL evaluates on the split test")
+    if not {"bf16", "fp16", "precision"} & draft.options.keys():
+        draft.say("(default of TRL: bf16)", "done", "whet measures whether bf16 is faster on this machine")
+    if "gradient_checkpointing" not in draft.options:
+        why = "the result is the same; add --gradient_checkpointing if memory is short"
+        draft.say("(default of TRL: gradient_checkpointing)", "no effect", why)
 
-    def complete(draft: Draft, given: Flags) -> None:
-        draft.usual("do_train", "true", "trl always trains")
-        draft.usual("learning_rate", rate, "TRL's default; whet's is 5e-5")
-        if draft.value("eval_strategy") not in (None, "no"):
-            draft.usual("validation_split_name", "test", "TRL evaluates on the split test")
-        if not {"bf16", "fp16", "precision"} & draft.options.keys():
-            draft.say("(default of TRL: bf16)", "done", "whet measures whether bf16 is faster on this machine")
-        if "gradient_checkpointing" not in draft.options:
-            why = "the result is the same; add --gradient_checkpointing if memory is short"
-            draft.say("(default of TRL: gradient_checkpointing)", "no effect", why)
 
-    return complete
+def _complete_sft(draft: Draft, given: Flags) -> None:
+    _complete_trl(draft, "2e-5")
+    if "completion_only_loss" not in draft.options:
+        why = (
+            "of conversations, whet learns the assistant's turns: --completion_only_loss false learns all, as TRL does"
+        )
+        draft.say("(default of TRL: all turns of messages)", "no effect", why)
 
 
 def _complete_dpo(draft: Draft, given: Flags) -> None:
     draft.usual("loss", "dpo", "direct preference optimization")
-    _complete_trl("1e-6")(draft, given)
+    _complete_trl(draft, "1e-6")
+    if "disable_dropout" not in given:
+        draft.say("(default of TRL: disable_dropout)", "no effect", _DROPOUT)
 
 
-_SFT_PROGRAM = Program(name="trl sft", task="lm", acts=_SFT, complete=_complete_trl("2e-5"))
+_SFT_PROGRAM = Program(name="trl sft", task="lm", acts=_SFT, complete=_complete_sft)
 _DPO_PROGRAM = Program(name="trl dpo", task="lm", acts=_DPO, complete=_complete_dpo)
 _OF_TRL = {"sft": _SFT_PROGRAM, "dpo": _DPO_PROGRAM}
 _KEEP = "change the import to whet.Trainer in it (docs/trainer.md)"

@@ -79,7 +79,7 @@ class Word:
             if isinstance(part, Live)
             else part
             if part[0] == "/" and number and re.fullmatch(r"[\w/.,:=@%+-]+", part)
-            else shlex.quote(part)
+            else _quoted(part)
             for number, part in enumerate(parts)
         )
 
@@ -92,6 +92,18 @@ class Word:
                 tail = (after, *self.parts[number + 1 :]) if after else self.parts[number + 1 :]
                 return Word(head, self.quoted), Word(tail, self.quoted)
         return None
+
+
+def _quoted(text: str) -> str:
+    """Return the text in quotes; what does not print stands in it as escapes ($'...')."""
+    if text.isprintable():
+        return shlex.quote(text)
+    kept = (char if char.isprintable() and char not in "\\'" else _escaped(char) for char in text)
+    return f"$'{''.join(kept)}'"
+
+
+def _escaped(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 @dataclass

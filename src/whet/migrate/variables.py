@@ -110,7 +110,7 @@ FACTS: Mapping[str, Fact] = {
 }
 """Name, or its beginning and a star -> what becomes of it. The first that fits counts; others are passed on."""
 _OTHERS = Fact("kept", "whet passes it on")
-_MOVED = {
+MOVED = {
     "TRANSFORMERS_CACHE": "HF_HUB_CACHE",
     "PYTORCH_TRANSFORMERS_CACHE": "HF_HUB_CACHE",
     "PYTORCH_PRETRAINED_BERT_CACHE": "HF_HUB_CACHE",
@@ -143,8 +143,8 @@ def _by_table(draft: Draft, name: str, given: str, value: Word) -> None:
     fact = fact_of(name)
     is_alone = fact.alone is not None and not draft.ranks.through_whet
     status, why = (fact.alone or fact.status, fact.why_alone) if is_alone else (fact.status, fact.why)
-    if name in _MOVED:
-        _keep(draft, given, _MOVED[name], value, "translated", _CACHE)
+    if name in MOVED:
+        _keep(draft, given, MOVED[name], value, "translated", _CACHE)
     elif name in OWN and value.text not in OWN[name] and not value.live:
         draft.say(given, "refused", f"it takes {' or '.join(OWN[name])}: set one of these, or unset it")
     elif name.startswith("NCCL_") and draft.on_cpu:
@@ -162,9 +162,10 @@ def fact_of(name: str) -> Fact:
     return next((fact for begin, fact in FACTS.items() if begin[-1] == "*" and name.startswith(begin[:-1])), _OTHERS)
 
 
-def is_known(name: str) -> bool:
+def is_read(name: str) -> bool:
     """Return whether a library, a launcher or whet reads a variable of this name."""
-    return name in _SPECIAL or name in _MOVED or fact_of(name) is not _OTHERS
+    fact = fact_of(name)
+    return name in _SPECIAL or name in MOVED or (fact is not _OTHERS and fact.status != "no effect")
 
 
 def _keep(draft: Draft, given: str, name: str, value: Word, status: Status, why: str) -> None:
