@@ -39,6 +39,7 @@ from whet.objectives.base import Collate, Objective
 from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
+from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.precision import formats, policy
 from whet.store import weights
@@ -138,7 +139,14 @@ def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, object
 
 
 def _require_spans_for_loss(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
-    """Refuse a span loss for a model, or a loss, that has nothing to do with spans."""
+    """Refuse settings of the loss of spans for a model, or a loss, that has nothing to do with them."""
+    if args.padding_in_loss != "none" and isinstance(objective, PackedHead | PaddedNextTokens):
+        raise ConfigError(
+            what=f"padding_in_loss {args.padding_in_loss} would change nothing here",
+            got=type(_base_model(model)).__name__,
+            why="no padding token counts in the loss of this model: that is so in question answering alone",
+            fix="leave --padding_in_loss out",
+        )
     if args.span_loss == "independent" or isinstance(objective, PackedSpans | PaddedSpans):
         return
     raise ConfigError(
