@@ -5,7 +5,7 @@ says in plain constants from the source, as to import the file would import torc
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -73,10 +73,10 @@ DEFAULT = "auto"
 
 
 @cache
-def rows() -> Mapping[str, Row]:
-    """Return the row of each optimizer that whet builds, by name: `auto` first, then by the alphabet."""
+def rows() -> Sequence[Row]:
+    """Return the row of each optimizer that whet builds: `auto` first, then by the alphabet."""
     found = [row for path in _FOLDER.glob("*.py") for row in _rows_in(path)]
-    return {row.name: row for row in sorted(found, key=lambda row: (row.name != DEFAULT, row.name))}
+    return sorted(found, key=lambda row: (row.name != DEFAULT, row.name))
 
 
 def _rows_in(path: Path) -> list[Row]:
@@ -102,7 +102,12 @@ def _rows_in(path: Path) -> list[Row]:
 @cache
 def names() -> Mapping[str, Row]:
     """Return the row of each name that whet builds, aliases among them."""
-    return {name: row for row in rows().values() for name in (row.name, *row.aliases)}
+    found: dict[str, Row] = {}
+    for row in rows():
+        for name in (row.name, *row.aliases):
+            assert name not in found, f"two rows of optimizers have the name {name}"
+            found[name] = row
+    return found
 
 
 def by_element() -> list[str]:
@@ -112,7 +117,7 @@ def by_element() -> list[str]:
 
 def listing() -> str:
     """Return the optimizers in words, for a help text."""
-    shown = [f"{' or '.join((row.name, *row.aliases))} ({row.does})" for row in rows().values()]
+    shown = [f"{' or '.join((row.name, *row.aliases))} ({row.does})" for row in rows()]
     return f"{', '.join(shown)}, or the name of a plug-in."
 
 
