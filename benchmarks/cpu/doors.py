@@ -90,7 +90,8 @@ def trained(door: str, make: Callable[[], Any], rows: Any, n_rows: int, precisio
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {"data_collator": pad, "train_dataset": rows, "callbacks": [steps]}
         if door == "engine":
-            args: Any = TrainingArguments(folder, precision=precision, padding_in_loss="sampled", **common)
+            common |= {"padding_in_loss": "sampled"} if "start_positions" in rows[0] else {}
+            args: Any = TrainingArguments(folder, precision=precision, **common)
             Engine(RunSpec(model=make(), args=args, **given)).train()
         elif door == "whet.Trainer":
             whet.Trainer(make(), whet.TrainingArguments(folder, precision=precision, **common), **given).train()

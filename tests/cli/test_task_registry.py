@@ -36,6 +36,13 @@ def test_every_task_has_a_training_command_of_its_name() -> None:
     assert names < STOPPABLE < TRAINING
 
 
+@pytest.mark.true_start  # with a path of its own
+def test_two_tasks_with_one_command_are_a_mistake_of_their_author(folder_with_a_task: Path) -> None:
+    """A folder that was copied would take the place of the first one."""
+    (folder_with_a_task / "more" / "rhyme" / "__init__.py").write_text('COMMANDS = {"tag": ("trains", "tag rhymes")}')
+    assert "two tasks have the command tag: rhyme and tag" in _said(folder_with_a_task, "--help")
+
+
 _NOT_READ = {
     "metric_name",  # the command makes metric_for_best_model of it
     "precompute_ref_log_probs",  # true and false give the same run, as its text says

@@ -15,6 +15,7 @@ from transformers import BertForSequenceClassification
 import engine
 import whet
 from tiny import FAMILIES, arguments, losses, operators, padded, tiny_model, tiny_rows
+from tiny_decoders import tiny_decoder
 from whet.objectives.span import joint_cross_entropy
 
 __all__ = ["operators"]
@@ -131,3 +132,12 @@ def test_models_without_spans_are_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, span_loss="compound")
     with pytest.raises(whet.ConfigError, match=r"(?s)span_loss compound does not go.*BertForSequenceClassification"):
         engine.Trainer(tiny_bert(BertForSequenceClassification), args)
+
+
+@pytest.mark.parametrize("amount", ["all", "sampled"])
+def test_padding_is_not_counted_in_a_loss_without_spans(amount: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path, padding_in_loss=amount)
+    for model in (tiny_bert(BertForSequenceClassification), tiny_decoder("llama")):
+        with pytest.raises(whet.ConfigError, match=f"padding_in_loss {amount} would change nothing") as caught:
+            engine.Trainer(model, args)
+        assert caught.value.problems[0].got == type(model).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import logging
@@ -18,6 +19,7 @@ from torch import nn
 from transformers.training_args import OptimizerNames
 
 from tiny import plain_torch
+from whet.config import optimizer_names
 from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, Row, missing_package, names, plugged_in, rows
 from whet.errors import ConfigError
 from whet.kernels.library import library
@@ -38,8 +40,29 @@ def test_constants_of_a_row_are_read_from_its_source_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_name_that_two_optimizers_have_is_a_mistake_of_their_author(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row that was copied would take the place of the first one, for a part of its readers."""
+    row = '(Entry(name="{}", rule="SGD", does="it steps", source="a paper", aliases={{"{}": ""}}),)'
+    files = {
+        name: ast.parse(row.format(name, alias), mode="eval").body
+        for name, alias in (("ours", "plain"), ("theirs", "ours"))
+    }
+    monkeypatch.setattr(optimizer_names, "_files", lambda: files)
+    rows.cache_clear()
+    optimizer_names._rows_in.cache_clear()
+    try:
+        with pytest.raises(AssertionError, match="two rows of optimizers have the name ours"):
+            names.__wrapped__()
+    finally:
+        rows.cache_clear()
+        optimizer_names._rows_in.cache_clear()
+
+
 def test_row_of_an_optimizer_has_what_its_readers_need() -> None:
-    for name, row in rows().items():
+    for row in rows():
+        name = row.name
         assert row.does, name
         assert not row.does.endswith("."), name
         assert row.source, name

@@ -73,8 +73,8 @@ def order() -> str:
 
 def optimizers() -> str:
     """One row for each optimizer of the registry; a source stands at its first one."""
-    every = rows_of_optimizers().values()
-    first = {row.source: row.name for row in reversed(list(every))}
+    every = rows_of_optimizers()
+    first = {row.source: row.name for row in reversed(every)}
     rows = [
         (
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),

@@ -100,7 +100,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         changes=_set(gradient_checkpointing=True, checkpointing_policy="selective"),
         equal_to=PLAIN,
     ),
-    *(_optim(row) for row in rows().values() if row.name != DEFAULT),
+    *(_optim(row) for row in rows() if row.name != DEFAULT),
     Technique(name="no_clipping", changes=_set(max_grad_norm=0.0)),
     Technique(
         name="optimizer_in_backward",

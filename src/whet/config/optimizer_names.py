@@ -5,7 +5,7 @@ says in plain constants from the source (`plugins.py`), as to import the file wo
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -74,10 +74,10 @@ DEFAULT = "auto"
 
 
 @cache
-def rows() -> Mapping[str, Row]:
-    """Return the row of each optimizer that whet builds, by name: `auto` first, then by the alphabet."""
+def rows() -> Sequence[Row]:
+    """Return the row of each optimizer that whet builds: `auto` first, then by the alphabet."""
     found = [row for module in _files() for row in _rows_in(module)]
-    return {row.name: row for row in sorted(found, key=lambda row: (row.name != DEFAULT, row.name))}
+    return sorted(found, key=lambda row: (row.name != DEFAULT, row.name))
 
 
 @cache
@@ -110,7 +110,12 @@ def _rows_in(module: str) -> list[Row]:
 @cache
 def names() -> Mapping[str, Row]:
     """Return the row of each name that whet builds, aliases among them."""
-    return {name: row for row in rows().values() for name in (row.name, *row.aliases)}
+    found: dict[str, Row] = {}
+    for row in rows():
+        for name in (row.name, *row.aliases):
+            assert name not in found, f"two rows of optimizers have the name {name}"
+            found[name] = row
+    return found
 
 
 def by_element() -> list[str]:
@@ -120,7 +125,7 @@ def by_element() -> list[str]:
 
 def listing() -> str:
     """Return the optimizers in words, for a help text."""
-    shown = [f"{' or '.join((row.name, *row.aliases))} ({row.does})" for row in rows().values()]
+    shown = [f"{' or '.join((row.name, *row.aliases))} ({row.does})" for row in rows()]
     return f"{', '.join(shown)}, or the name of a plug-in."
 
 

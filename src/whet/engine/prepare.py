@@ -153,8 +153,23 @@ def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, object
     )
 
 
+def _require_padding_read(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
+    from whet.objectives.packed_head import PackedHead
+    from whet.objectives.padded_tokens import PaddedNextTokens
+
+    if isinstance(objective, PackedHead | PaddedNextTokens):
+        raise ConfigError(
+            what=f"padding_in_loss {args.padding_in_loss} would change nothing here",
+            got=type(_base_model(model)).__name__,
+            why="no padding token counts in the loss of this model: that is so in question answering alone",
+            fix="leave --padding_in_loss out",
+        )
+
+
 def _require_spans_for_loss(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
-    """Refuse a span loss for a model, or a loss, that has nothing to do with spans."""
+    """Refuse settings of the loss of spans for a model, or a loss, that has nothing to do with them."""
+    if args.padding_in_loss != "none":
+        _require_padding_read(model, args, objective)
     if args.span_loss == "independent" or isinstance(objective, PackedSpans | PaddedSpans):
         return
     raise ConfigError(

@@ -35,11 +35,12 @@ class Entry(NamedTuple):
 @cache
 def entries() -> Mapping[str, Entry]:
     """Return the commands of all tasks by name, in the order of the folders."""
-    return {
-        name: Entry(folder, does, text)
-        for folder in _folders()
-        for name, (does, text) in import_module(f"{__name__}.{folder}").COMMANDS.items()
-    }
+    found: dict[str, Entry] = {}
+    for folder in _folders():
+        for name, (does, text) in import_module(f"{__name__}.{folder}").COMMANDS.items():
+            assert name not in found, f"two tasks have the command {name}: {found[name].folder} and {folder}"
+            found[name] = Entry(folder, does, text)
+    return found
 
 
 def command(name: str) -> "Command":

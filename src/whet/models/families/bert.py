@@ -1,4 +1,4 @@
-"""BERT and the families that have its modules under other names: ELECTRA, RoBERTa, CamemBERT, XLM-RoBERTa."""
+"""BERT, and families with its modules under other names: ELECTRA, ERNIE, RoBERTa, CamemBERT, Data2Vec, XLM-RoBERTa."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,8 @@ def bert_embeddings(
     if input_ids is not None and position_ids is not None and pass_position(self, input_ids) is not None:
         found = embeddings(self, input_ids, position_ids, token_type_ids)
     if found is None:
-        return type(self).forward(self, input_ids, token_type_ids, position_ids, inputs_embeds, **rest)
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        return type(self).forward(self, input_ids, **given, **rest)
     return found
 
 
@@ -121,16 +122,20 @@ this order yet."""
 PACKAGES = (
     "transformers.models.bert",
     "transformers.models.electra",
+    "transformers.models.ernie",
     "transformers.models.roberta",
     "transformers.models.camembert",
+    "transformers.models.data2vec",
     "transformers.models.xlm_roberta",
     "transformers.models.xlm_roberta_xl",
 )
 FAMILIES = (
     like_bert("bert", "Bert"),
     like_bert("electra", "Electra", tiny={"embedding_size": 16}),
+    like_bert("ernie", "Ernie"),
     like_bert("roberta", "Roberta", **_ROBERTA),
     like_bert("camembert", "Camembert", **_ROBERTA),
+    like_bert("data2vec-text", "Data2VecText", package="transformers.models.data2vec", **_ROBERTA),
     like_bert("xlm-roberta", "XLMRoberta", **_ROBERTA),
     like_bert(
         "xlm-roberta-xl",

@@ -343,20 +343,30 @@ def embeddings(
     token_type_ids: Tensor | None,
     names: EmbeddingNames = EmbeddingNames(),
 ) -> Tensor | None:
-    """Return the normalised sum (1, N, D) of the embeddings of ids (1, N); None if a submodule must be called."""
+    """Return the normalised sum (1, N, D) of the embeddings of ids (1, N).
+
+    None if a submodule must be called, or the module has another one with weights: it computes more than this sum.
+    """
     columns = zip(names.tables, (input_ids, position_ids, token_type_ids), strict=False)
     given = [(table, ids) for name, ids in columns if (table := getattr(module, name, None)) is not None]
     tables = [table for table, _ in given]
     layer, dropout = getattr(module, names.norm), getattr(module, names.dropout)
     called = [why_called(table, nn.Embedding) for table in tables]
     norm = layer_norm_of(layer)
-    if norm is None or why_called(dropout, PlacedDropout) is not None or any(called):
+    if norm is None or why_called(dropout, PlacedDropout) is not None or any(called) or _has_more(module, names):
         return None
     ids = [torch.zeros_like(input_ids[0]) if one is None else one[0] for _, one in given]
     norm = replace(norm, bias=torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
     summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
     gradients = [_row_gradient(table) for table in tables]
     return as_products_are(embed(ids, summed, norm, drop=drop_of(dropout), gradients=gradients))[None]
+
+
+def _has_more(module: nn.Module, names: EmbeddingNames) -> bool:
+    """Return whether the module has weights that the sum does not read, such as a table of a kind of its own."""
+    read = (*names.tables, names.norm, names.dropout)
+    others = [one for name, one in module._modules.items() if name not in read and one is not None]
+    return bool(module._parameters) or any(True for one in others for _ in one.parameters())
 
 
 def _row_gradient(table: nn.Embedding) -> RowGradient | None:
