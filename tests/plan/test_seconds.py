@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from known_rates import FLOPS, known_rates
 
+from whet.console import duration
 from whet.plan.anatomy import Anatomy, MicroBatch, Product, Workload
-from whet.plan.seconds import STEP_PARTS, forecast, prices
+from whet.plan.seconds import STEP_PARTS, forecast, prices, table
 
 WIDTH, LAYERS, VOCABULARY = 384, 6, 30522
 
@@ -166,3 +168,26 @@ def test_settings_that_cost_time_have_a_price() -> None:
 
 def test_a_plain_run_has_no_price() -> None:
     assert prices(known_rates(), encoder(), work()) == []
+
+
+def test_the_table_shows_each_part_the_sum_and_what_a_setting_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rates, model, run = known_rates(), encoder(checkpointing="blocks", optimizer="muon"), work()
+    found = forecast(rates, model, run)
+    lines = table(rates, found, prices(rates, model, run))
+    assert all(len(line) <= 80 for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    low, high = map(duration, found.range_s)
+    assert f"between {low} and {high}" in shown
+    assert f"from the command to its end {duration(found.total_s)}" in shown
+    assert "the update of muon is not measured" in shown
+    assert "--gradient_checkpointing costs" in shown
+    assert "checkpoints" not in shown  # a run without any
+
+
+def test_the_forecast_as_json_has_its_parts_and_its_range() -> None:
+    found = forecast(known_rates(), encoder(), work())
+    told = json.loads(json.dumps(found.as_json()))
+    assert told["total_s"] == pytest.approx(sum(told["run"].values()))
+    assert told["step_s"] == pytest.approx(sum(told["step"].values()))
+    assert told["low_s"] < told["total_s"] < told["high_s"]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from whet import console
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.rates import FORMATS, Kind, Part, Rates
 from whet.precision.compare import LEAST_FLOP, MARGIN
@@ -67,6 +68,15 @@ class Seconds:
     def range_s(self) -> tuple[float, float]:
         """The shortest and the longest time from the command to its end that are likely."""
         return self.total_s / (1 + self.error_frac), self.total_s * (1 + self.error_frac)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the forecast as JSON values."""
+        low_s, high_s = self.range_s
+        return {
+            "precision": self.precision, "step_s": self.step_s, "step": dict(self.step), "train_s": self.train_s,
+            "total_s": self.total_s, "run": dict(self.run), "low_s": low_s, "high_s": high_s,
+            "doubts": list(self.doubts),
+        }  # fmt: skip
 
 
 def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
@@ -341,3 +351,51 @@ def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
         n_targets=sum(batch.n_targets for batch in step),
         padded_to=padded_to,
     )
+
+
+# ---- for people ----
+
+_WORDS: Mapping[str, str] = {
+    "start": "imports, weights and the choice of a format",
+    "data": "batches",
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "exchange": "exchange between ranks",
+    "optimizer": "updates",
+    "evaluation": "evaluations",
+    "saving": "checkpoints",
+}
+_LEAST_FRAC = 0.005
+"""Parts of a run with a smaller share are not shown."""
+_NAME, _AMOUNT, _SHARE = 44, 12, 8
+
+
+def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
+    """Return the time by part, the sum with its range, what widens it, and what settings cost."""
+    total = max(found.total_s, 1e-9)
+    rows = [
+        _row(_WORDS[part], console.duration(seconds), f"{seconds / total:.0%}")
+        for part, seconds in found.run.items()
+        if seconds >= _LEAST_FRAC * total
+    ]
+    low, high = (console.duration(seconds) for seconds in found.range_s)
+    head = f"time with {console.plural(rates.key.threads, 'thread')} of {rates.key.processor}, {found.precision}"
+    rows += [
+        "  " + "-" * (_NAME + _AMOUNT + _SHARE),
+        _row("from the command to its end", console.duration(found.total_s), ""),
+    ]
+    texts = [f"between {low} and {high}; a step takes {_fine(found.step_s)}"]
+    texts += [f"less sure, as {doubt}" for doubt in found.doubts]
+    texts += [
+        f"{price.flag} costs {console.duration(price.seconds)} ({price.frac:.0%}): {price.without}" for price in costs
+    ]
+    folded = [line for text in texts for line in console.folded_message(f"  {text}", console.width(), "    ")]
+    return [console.shorten(head, console.width()), *rows, *folded]
+
+
+def _row(name: str, amount: str, share: str) -> str:
+    return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
+
+
+def _fine(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"
