@@ -56,6 +56,8 @@ class Task:
     """Which of `jobs.fields.HONOURED_BY_CALLS` its `prepare` honours; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the Job over these examples, by split."""
+    sample: Callable[[Any, int], tuple[str, str]]
+    """Returns a file of so many examples that fill the rows which `job` allows: its suffix and its text."""
     predict: Callable[[PredictArguments], int] | None = None
     """Writes the predictions that `whet predict` asks for; returns the exit code. None: it has nothing to predict."""
     shown: Shown
@@ -95,6 +97,11 @@ class Task:
                 fix="use one of these in --metric_for_best_model",
             )
         return name, bool(args.greater_is_better)
+
+
+def words(n: int) -> str:
+    """Return so many words, each at least a token: a made-up text."""
+    return " ".join(["text"] * n)
 
 
 def lazily(task: str, module: str, name: str) -> Callable[..., Any]:

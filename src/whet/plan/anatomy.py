@@ -181,7 +181,7 @@ def of_model(model: nn.Module, args: Any, precision: str | None = None) -> Anato
     """
     view = ModelView(model)
     base, family = view.model, of_family(view.model)
-    config = getattr(base, "config", None)
+    config: Any = getattr(base, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads, width = _size(text, "num_attention_heads"), _size(text, "hidden_size")
     places = _Places.of(view)

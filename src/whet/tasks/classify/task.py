@@ -1,11 +1,12 @@
 """`whet classify`: the command of text classification, and what its run consists of."""
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whet.jobs.command import training_command
 from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import OF_TRAINING, Task, lazily, words
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, RUN_RULES, ClassifyArguments
 
@@ -24,12 +25,20 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metric_for_best_model": name, "greater_is_better": better}
 
 
+def _sample(job: ClassifyArguments, n_rows: int) -> tuple[str, str]:
+    text, label = (job.text_column_names or "text").split(",")[0], job.label_column_name or "label"
+    labels = ("0.5", "1.5") if "regression" in (job.problem_type, job.do_regression and "regression") else ("a", "b")
+    rows = (json.dumps({text: words(job.max_seq_length), label: labels[n % 2]}) for n in range(n_rows))
+    return ".jsonl", "\n".join(rows)
+
+
 TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
     rules=RUN_RULES,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=HONOURED_BY_CALLS,
     predict=lazily(__name__, "job", "predict"),
     tables=lazily(__name__, "job", "tables"),

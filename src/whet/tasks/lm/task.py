@@ -8,12 +8,23 @@ from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
 from whet.jobs.fields import HONOURED_BY_CALLS
-from whet.jobs.task import OF_TRAINING, Task, lazily
+from whet.jobs.task import OF_TRAINING, Task, lazily, words
 from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments
 
 if TYPE_CHECKING:
     pass
+
+
+_USUAL_LENGTH = 1024
+
+
+def _sample(job: LmArguments, n_rows: int) -> tuple[str, str]:
+    length = job.max_length or _USUAL_LENGTH
+    row = {job.dataset_text_field or "text": words(length)}
+    if job.loss == "dpo":
+        row = {"prompt": words(length // 2)} | dict.fromkeys(("chosen", "rejected"), words(length // 2))
+    return ".jsonl", "\n".join([json.dumps(row)] * n_rows)
 
 
 TASK = Task(
@@ -22,6 +33,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=HONOURED_BY_CALLS,
     shown={
         **OF_TRAINING,
