@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -17,6 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
 from whet.engine.description import planned_bytes
 from whet.models.loading.adapter import quiet_peft
+from whet.plan.rates import as_json
 from whet.plan.rehearsal import Rehearsal
 
 GB = 1e9
@@ -67,8 +69,28 @@ def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pyt
     out = capsys.readouterr().out
     assert "memory of one rank" in out
     assert "optimizer state" in out
+    assert "a step takes" in out
     assert max(map(len, out.splitlines())) <= 80
     assert not (folder / "out").exists()
+
+
+def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    time, longer = (_planned(folder, capsys, num_train_epochs=n)["time"] for n in (1, 3))
+    assert time["total_s"] == pytest.approx(sum(time["run"].values()))
+    assert longer["run"]["forward"] == pytest.approx(3 * time["run"]["forward"])
+    again = _planned(folder, capsys, gradient_checkpointing=True)["time"]
+    assert [price["flag"] for price in again["prices"]] == ["--gradient_checkpointing"]
+    assert "time" not in _planned(folder, capsys, "--no_time")
+
+
+def test_the_time_on_another_machine_is_that_of_its_rates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = known_rates(numbers=known_rates().numbers | {"start": 1000.0})
+    machine = {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": None}
+    for rates in ({}, {"training_rates": as_json(there)}):
+        (folder / "report.json").write_text(json.dumps({"machine": machine, **rates}))
+        found = _planned(folder, capsys, hardware=folder / "report.json")
+        assert ("time" in found) == bool(rates)
+    assert found["time"]["run"]["start"] > 1000
 
 
 def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

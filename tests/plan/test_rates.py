@@ -156,12 +156,18 @@ def test_a_busy_machine_is_measured_again_once_it_is_quiet(tmp_path: Path, monke
 def test_the_report_of_another_machine_is_read_back(tmp_path: Path) -> None:
     there = known_rates(key=replace(KEY, processor="a processor elsewhere", cores=64, threads=64))
     path = tmp_path / "report.json"
-    path.write_text(json.dumps({"machine": {}, "training_rates": rates.as_json(there)}))
+    path.write_text(json.dumps({"native": {}, "training_rates": rates.as_json(there)}))
     assert rates.of_report(path) == there
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"training_rates": {}}', '{"training_rates": null}'])
-def test_a_report_without_rates_is_refused_with_the_command_that_makes_one(tmp_path: Path, text: str) -> None:
+def test_a_report_without_rates_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text('{"native": {}}')
+    assert rates.of_report(path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"native": {}, "training_rates": {}}'])
+def test_a_file_that_is_no_report_is_refused_with_the_command_that_makes_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match="whet doctor --rates --json"):

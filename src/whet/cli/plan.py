@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,10 @@ class PlanArguments:
     memory: str | None = None
     """What the run may use, such as 16GB. null: what is free here."""
     hardware: str | None = None
-    """Plan for another machine: the file that whet doctor --json printed there."""
+    """Plan for another machine: the file that whet doctor --rates --json printed there. Without --rates it has no
+    time."""
+    time: bool = True
+    """Forecast the time as well. The first time it measures this machine, for about ten seconds; --no_time skips it."""
     json: bool = False
     """Print JSON."""
 
@@ -104,7 +107,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "memory", "hardware", "json", *training.main),
+        main=("task", "memory", "hardware", "time", "json", *training.main),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -189,19 +192,38 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
 
     from whet import log
     from whet.jobs.dry_run import forecast
-    from whet.plan import show
+    from whet.plan import seconds, show
 
     log.set_up(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         found = forecast(task, job, args)
+        rates = _rates(asked) if asked.time else None
     found = replace(found, memory=found.memory.with_free(_free(asked, found.memory.free_bytes)))
+    facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
+    if rates is not None:
+        sizes = (rates, found.anatomy, found.workload)
+        took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
+        facts["time"] = took.as_json() | {"prices": [asdict(price) for price in costs]}
+        lines = ["", *seconds.table(rates, took, costs)]
     if asked.json:
-        print(json.dumps({"task": task.name, "memory": found.memory.as_json()}, indent=2))
+        print(json.dumps(facts, indent=2))
     else:
-        print("\n".join(show.table(found.anatomy, found.workload, found.memory)))
+        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *lines]))
     return 0
+
+
+def _rates(asked: PlanArguments) -> Any:
+    """Return the rates of the machine that is planned for; None if its report has none."""
+    from whet.plan import rates
+
+    if asked.hardware is None:
+        return rates.of_this_machine(print)
+    found = rates.of_report(Path(asked.hardware))
+    if found is None:
+        print(f"no time: {asked.hardware} has no rates; run on that machine: whet doctor --rates --json")
+    return found
 
 
 def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:

@@ -6,7 +6,7 @@ The step with the heaviest micro-batch is rehearsed (`plan/rehearsal.py`): nothi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine import description
-from whet.engine.batches import micro_batches_of
+from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.hardware import memory
+from whet.models import adapters
 from whet.models.fused.embeddings import GRADIENT
 from whet.objectives.base import Objective
 from whet.plan import anatomy
@@ -73,7 +74,8 @@ def of_run(
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     most = max(found, key=lambda one: one.peak_bytes)
-    return Forecast(anatomy=sizes, workload=_workload(run, rows, heaviest), memory=most)
+    work = replace(_workload(run, rows, heaviest), save_bytes=_saved_bytes(run, optimizer))
+    return Forecast(anatomy=sizes, workload=work, memory=most)
 
 
 # ---- memory ----
@@ -218,6 +220,13 @@ def _batches(run: Run, step: int, micro_rows: int) -> list[Batch]:
     return [run.objective.batch(run.train_dataset, rows, first, padded) for rows, first, padded, _ in pieces]
 
 
+def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
+    """Return the bytes of a checkpoint: what is trained of the weights with an adapter, else all of them, and state."""
+    weights = [one for one in run.model.parameters() if one.requires_grad or not adapters.names_of(run.model)]
+    state = description.planned_bytes(run.model, run.args, optimizer, run.place).state or 0
+    return _bytes(weights) + (0 if run.args.save_only_model else state)
+
+
 def _workload(run: Run, micro_rows: int, heaviest: Sequence[Batch]) -> Workload:
     plan, args = run.plan, run.args
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
@@ -236,21 +245,15 @@ def _workload(run: Run, micro_rows: int, heaviest: Sequence[Batch]) -> Workload:
         n_rows=len(run.train_dataset),
         steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n, micro_rows)) for n in steps),
         heaviest=tuple(_in_numbers(run.objective, one) for one in heaviest),
-        n_evaluations=_times(plan.evaluate, plan.n_steps, plan.n_epochs) + (1 if n_eval else 0),
+        n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
+        n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
         eval_rows=n_eval,
         eval_batches=tuple(_in_numbers(run.objective, one) for one in evaluated),
         n_eval_batches=-(-len(firsts) // run.place.n_ranks),
-        n_saves=_times(plan.save, plan.n_steps, plan.n_epochs),
+        n_saves=plan.save.times_left(0, plan.n_steps),
         n_ranks=run.place.n_ranks,
         sampled=len(steps) < n_first,
     )
-
-
-def _times(interval: Any, n_steps: int, n_epochs: int) -> int:
-    """Return how often something of this interval is due."""
-    if interval.strategy == "epoch":
-        return n_epochs
-    return n_steps // interval.every if interval.every else 0
 
 
 def _in_numbers(objective: Objective, batch: Batch) -> MicroBatch:

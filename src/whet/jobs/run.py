@@ -94,10 +94,15 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
     from whet.jobs.dry_run import forecast
+    from whet.plan import rates, seconds
     from whet.plan import show as shown
 
     found = forecast(task, job, args)
-    printing.show(shown.table(found.anatomy, found.workload, found.memory))
+    known = rates.of_this_machine(lambda text: printing.show([text]))
+    sizes = (known, found.anatomy, found.workload)
+    took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
+    memory = shown.table(found.anatomy, found.workload, found.memory)
+    printing.show([*memory, "", *seconds.table(known, took, costs)])
     return 0
 
 

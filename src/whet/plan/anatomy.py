@@ -148,6 +148,8 @@ class Workload:
     """Optimizer steps of the run."""
     n_rows: int
     """Rows of the training set."""
+    n_tokens: float | None = None
+    """Real tokens of all steps; None: the data set does not know the lengths of its rows."""
     steps: tuple[tuple[MicroBatch, ...], ...]
     """The micro-batches of some steps, spread evenly over the run's first epoch: all of them if they are few."""
     heaviest: tuple[MicroBatch, ...]

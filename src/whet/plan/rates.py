@@ -309,14 +309,13 @@ def _path(key: Key, folder: Path | None) -> Path | None:
     return None if folder is None else folder / f"rates-{key.digest}.json"
 
 
-def of_report(path: Path) -> Rates:
-    """Return the rates in a report of `whet doctor --rates --json`, of this machine or another one."""
+def of_report(path: Path) -> Rates | None:
+    """Return the rates in a report of `whet doctor --json`, of any machine; None if it was asked without --rates."""
     try:
         found = json.loads(path.read_text("utf-8"))
-        rates = found.get("training_rates") if isinstance(found, dict) else None
-        if rates is None:
-            raise ValueError("it has no training_rates")
-        return from_json(rates)
+        if not isinstance(found, dict):
+            raise ValueError("it is no report of whet doctor")
+        return None if found.get("training_rates") is None else from_json(found["training_rates"])
     except (OSError, ValueError) as error:
         raise ConfigError(
             what="the report of a machine cannot be read",

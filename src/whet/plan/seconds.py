@@ -84,7 +84,11 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
     precision = chosen_precision(rates, anatomy, work)
     clock = _Passes(rates, anatomy, precision)
     steps = [clock.step(step, work) for step in work.steps]
-    step: dict[StepPart, float] = {part: float(np.mean([one[part] for one in steps])) for part in STEP_PARTS}
+    by_rows = {"data", "forward", "backward"}
+    step: dict[StepPart, float] = {
+        part: float(np.mean([one[part] for one in steps])) * (_usual_rows(work) if part in by_rows else 1.0)
+        for part in STEP_PARTS
+    }
     evaluation = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
     run: dict[RunPart, float] = {
         "start": _start_s(rates, anatomy, work),
@@ -97,6 +101,12 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
     return Seconds(
         precision=precision, step=step, run=run, error_frac=error, doubts=tuple(text for text, _ in doubts)
     )  # fmt: skip
+
+
+def _usual_rows(work: Workload) -> float:
+    """Return how many times as many tokens a step of the run has as those that were looked at."""
+    looked_at = sum(batch.n_tokens for step in work.steps for batch in step) / len(work.steps)
+    return 1.0 if work.n_tokens is None or not looked_at else work.n_tokens / max(work.n_steps, 1) / looked_at
 
 
 def chosen_precision(rates: Rates, anatomy: Anatomy, work: Workload) -> str:
