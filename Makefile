@@ -54,7 +54,7 @@ HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
 SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist clean lint types layers
+.PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan clean lint types layers
 .PHONY: test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
@@ -127,6 +127,9 @@ bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the 
 
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)
+
+bench-plan: $(HAS_TOOLS) ## Forecast 24 trainings and run them: memory and time, next to each other; 30 minutes
+	@$(BIN)/python benchmarks/plan/run.py $(ARGS)
 
 wheel: dist/.made-x86_64 dist/.made-aarch64 ## Build the wheels in dist/ for x86-64 and aarch64; needs g++-aarch64-linux-gnu
 

@@ -23,7 +23,7 @@ def facts() -> dict[str, object]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "whet")},
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "whet-train")},
         "commit": commit.stdout.strip(),
     }
 

@@ -1,4 +1,4 @@
-"""UTF-8 names of folders for libraries that need them, and modes of files that libraries write."""
+"""whet's folder in the user's cache, UTF-8 names of folders for libraries, and modes of files that libraries write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+def default_cache_dir() -> Path | None:
+    """Return whet's folder in the user's cache; None for a user without a home."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "whet"
+    try:
+        return Path.home() / ".cache" / "whet"
+    except RuntimeError:
+        return None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from padded_peers import SETTINGS, textbook_run, whet_run
 
 from engine import TrainingArguments
 from tiny import masked_loss
-from whet.jobs.job import Job
+from whet.jobs.task_run import Job
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.task import TASK

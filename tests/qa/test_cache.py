@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 
-from whet.jobs.tokenising.cache import default_cache_dir
+from whet.paths import default_cache_dir
 from whet.tasks.qa import windows as windows_module
 from whet.tasks.qa.types import Answers, Questions, Windows
 from whet.tasks.qa.windows import WindowOptions, cached_windows, make_windows, windows_key

@@ -1,5 +1,6 @@
 """Every command of `whet`: those of the tasks (`whet.tasks`), and those that belong to none."""
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from whet import tasks
@@ -14,6 +15,7 @@ _TRAIN, _ANSWER, _DEMONSTRATE = _texts("trains"), _texts("answers"), _texts("dem
 COMMANDS = {
     **_TRAIN,
     **_ANSWER,
+    "plan": "forecast what a training will take, before it runs",
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,
@@ -38,8 +40,9 @@ WITHOUT_TORCH = {"launch", "k8s", "migrate"}
 """The commands that do not import torch."""
 
 
-def command(name: str) -> Command:
-    """Return the command of this name, with its options."""
+def command(name: str, words: Sequence[str] = ()) -> Command:
+    """Return the command of this name, with its options; a plan has those of the task in the words after it."""
     if name in tasks.entries():
         return tasks.command(name)
-    return import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
+    module = import_module(f"whet.cli.{name.replace('-', '_')}")
+    return module.command_for(words) if hasattr(module, "command_for") else module.COMMAND

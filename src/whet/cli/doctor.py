@@ -23,6 +23,14 @@ _RULES = (
         why="each has a report of its own",
         fix="give two commands: whet doctor MODEL, and whet doctor --kernels",
     ),
+    broken_if(
+        "rates_are_the_machines",
+        ("model", "kernels", "rates"),
+        lambda asked: asked.rates and (asked.model or asked.kernels),
+        what="rates are a part of the report on the machine",
+        why="a report on a model, or on the native operators alone, has none",
+        fix="give two commands, one of them: whet doctor --rates",
+    ),
 )
 
 
@@ -38,6 +46,9 @@ class DoctorArguments:
     """Examine only the native operators: the library, its instruction set, or why there is none."""
     measure: bool = True
     """Measure the rates of matrix products and of memory, for a few seconds. --no_measure skips it."""
+    rates: bool = False
+    """Measure how fast the parts of a training run here, for about ten seconds the first time. `whet plan --hardware`
+    reads the JSON report and forecasts for this machine elsewhere."""
     json: bool = False
     """Print one JSON object with everything, for machines."""
 
@@ -45,7 +56,9 @@ class DoctorArguments:
 def _run(asked: DoctorArguments) -> int:
     from whet.doctor.report import run_doctor
 
-    return run_doctor(asked.model, kernels=asked.kernels, measure=asked.measure, as_json=asked.json)
+    return run_doctor(
+        asked.model, kernels=asked.kernels, measure=asked.measure, as_json=asked.json, training=asked.rates
+    )
 
 
 COMMAND = Command(
@@ -59,7 +72,13 @@ COMMAND = Command(
     ),
     usage="[MODEL] [--OPTION VALUE ...]",
     lone="model",
-    examples=("whet doctor", "whet doctor MODEL", "whet doctor --kernels", "whet doctor --json --no_measure"),
+    examples=(
+        "whet doctor",
+        "whet doctor MODEL",
+        "whet doctor --kernels",
+        "whet doctor --json --no_measure",
+        "whet doctor --rates --json > report.json",
+    ),
     parts=(DoctorArguments,),
     run=_run,
 )

@@ -167,7 +167,7 @@ def _dispatch(argv: list[str]) -> int:
     from whet.delayed_imports import delayed
     from whet.optional import quiet_libraries
 
-    asked = command(name)
+    asked = command(name, argv[1:])
     loaded = load(asked, argv[1:])
     for note in loaded.notes:
         _note(note)
@@ -352,7 +352,7 @@ def _prints(word: str) -> bool:
 def _masked(argv: Sequence[str]) -> list[str]:
     from whet.config.settings import options_of
 
-    parts = command(argv[0]).parts
+    parts = command(argv[0], argv[1:]).parts
     secrets = {option.name for part in parts for option in options_of(part).values() if option.secret}
     words: list[str] = []
     hide = False

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from whet.hardware.cpu import features
 
 if TYPE_CHECKING:
     from whet.own_loop.examine import ModelFindings
+    from whet.plan.rates import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ class Findings:
     software: Software | None
     native: Native
     rates: Rates | None
+    training_rates: dict[str, Any] | None = None
+    """How fast the parts of a training run here, as `plan/rates.py` writes them; None: not asked for."""
 
 
 def examine_machine(root: Path = ROOT) -> Machine:
@@ -355,15 +359,28 @@ def _best_s(work: Callable[[], Any]) -> float:
     return best_s
 
 
-def examine(*, kernels: bool, measure: bool) -> Findings:
-    """Return the findings; the native library is loaded before the OpenMP libraries are counted."""
+def examine(*, kernels: bool, measure: bool, training: bool = False) -> Findings:
+    """Return the findings; the native library is loaded before the OpenMP libraries are counted.
+
+    `training`: the rates of a training's parts too; they are measured once, for about ten seconds.
+    """
     native = examine_native()
     if kernels:
         return Findings(machine=None, software=None, native=native, rates=None)
-    software, rates = examine_software(), None
+    software, rates, of_training = examine_software(), None, None
     if measure and software.torch_error is None:
         rates = measure_rates(has_native=native.isa is not None)
-    return Findings(machine=examine_machine(), software=software, native=native, rates=rates)
+    if training and software.torch_error is None and software.transformers is not None:
+        of_training = _training_rates()
+    return Findings(
+        machine=examine_machine(), software=software, native=native, rates=rates, training_rates=of_training
+    )  # fmt: skip
+
+
+def _training_rates() -> dict[str, Any]:
+    from whet.plan import rates
+
+    return rates.as_json(rates.of_this_machine(lambda text: print(text, file=sys.stderr, flush=True)))
 
 
 _LITTLE_MEMORY_BYTES = 2 * 2**30
@@ -583,6 +600,8 @@ def _rows(found: Findings) -> Iterator[Row]:
     yield from _native(found.native)
     if found.rates is not None:
         yield from _rates(found.rates)
+    if found.training_rates is not None:
+        yield from _of_training(found.training_rates)
 
 
 def _machine(machine: Machine) -> Iterator[Row]:
@@ -643,6 +662,22 @@ def _rates(rates: Rates) -> Iterator[Row]:
     yield "memory copy", f"{rates.copy_gb_per_s:.1f} GB/s, read and written (measured in {rates.seconds:.1f} s)"
 
 
+def _of_training(found: dict[str, Any]) -> Iterator[Row]:
+    from whet.plan.rates import FORMATS, from_json
+
+    rates = from_json(found)
+    load = "" if rates.load is None else f" at load {rates.load:.1f}"
+    yield "training", f"{rates.key.threads} threads, measured in {rates.took_s:.0f} s{load}; for whet plan --hardware"
+    known: tuple[tuple[Kind, float], ...] = (("encoder", 7_077_888), ("decoder", 12_582_912))
+    for kind, weights in known:
+        times = {
+            form: sum(rates.block_s(kind, form, part, weights, 512) for part in ("forward", "backward"))
+            for form in FORMATS
+        }
+        shown = ", ".join(f"{1e3 * seconds:,.0f} ms in {form}" for form, seconds in times.items())
+        yield f"  {kind}", f"a block of {weights / 1e6:.0f}M weights, forward and backward over 512 tokens: {shown}"
+
+
 def _wrapped(row: Row) -> list[str]:
     width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     start = f"{row[0]:<{_LABEL}}"
@@ -664,12 +699,12 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-def run_doctor(model: str, *, kernels: bool, measure: bool, as_json: bool) -> int:
+def run_doctor(model: str, *, kernels: bool, measure: bool, as_json: bool, training: bool = False) -> int:
     """Print what this machine can do; return 0, or 1 if torch, transformers or the native library is broken."""
     if model:
         print(_about_model(model, as_json=as_json))
         return EXIT_OK
-    found = examine(kernels=kernels, measure=measure)
+    found = examine(kernels=kernels, measure=measure, training=training)
     broken, advice = broken_parts(found), advice_for(found)
     print((_as_json if as_json else as_text)(found, broken, advice))
     return EXIT_OTHER if broken else EXIT_OK

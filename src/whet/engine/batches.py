@@ -27,6 +27,7 @@ from whet.data.order import (
     shuffled,
 )
 from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
+from whet.data.store import RowStore
 from whet.engine.draws import Draws
 from whet.engine.run import Interval, Run, RunPlan
 from whet.errors import DataError
@@ -127,6 +128,8 @@ class BatchLoader:
         self.n_left_out = 0
         """Steps of epochs that a callback ended early."""
         self._run, self._order = run, run.plan.order
+        self._tokens_of: tuple[int, np.ndarray] = -1, np.zeros(1)
+        """An epoch, and the tokens that it has left before each of its steps."""
         self._pinned = run.device.type == "cuda" and args.dataloader_pin_memory is not False
         if args.dataloader_pin_memory and not self._pinned:
             logger.warning(
@@ -158,6 +161,24 @@ class BatchLoader:
     def epochs_done(self, plan_step: int) -> float:
         """Return how many epochs are done before this step."""
         return self._order.epoch(plan_step)
+
+    def tokens_ahead(self, plan_step: int) -> float | None:
+        """Return the real tokens of the steps from this one on; None for rows whose length only reading them tells."""
+        dataset, n_steps = self._run.train_dataset, self._run.plan.n_steps
+        if not isinstance(dataset, RowStore):
+            return None
+        if plan_step >= n_steps:
+            return 0.0
+        epoch, within = divmod(plan_step, self._order.steps_per_epoch)
+        if self._tokens_of[0] != epoch:
+            rows = self._order.epochs(epoch)[: self._order.batches_per_epoch * self._order.rows_per_batch]
+            begins = np.arange(0, len(rows), self._order.rows_per_batch * self._order.batches_per_step)
+            sums = np.add.reduceat(dataset.lengths[rows], begins)
+            self._tokens_of = epoch, np.concatenate([np.cumsum(sums[::-1])[::-1], [0]])
+        left = self._tokens_of[1]
+        ends, last = min(n_steps - epoch * self._order.steps_per_epoch, len(left) - 1), len(left) - 1
+        more = max(n_steps - (epoch + 1) * self._order.steps_per_epoch, 0)  # other epochs have the same rows
+        return float(left[within] - left[ends] + more * left[0] / last)
 
     def state(self) -> State:
         """Return what the step number does not say about the position in the data."""

@@ -144,9 +144,13 @@ class Engine:
             finally:
                 self._loop = None
 
+    def planned(self) -> Run:
+        """Return the run that a training of this model would be."""
+        return Run(**vars(self.prepared), plan=make_plan(self.args, self.spec.train_dataset))
+
     def new_loop(self) -> TrainingLoop:
         """Return a training of this model that has not begun; its counters are those of the engine from now on."""
-        run = Run(**vars(self.prepared), plan=make_plan(self.args, self.spec.train_dataset))
+        run = self.planned()
         self._shows_start = False
         before_steps = self.spec.before_steps
         outside = Outside(

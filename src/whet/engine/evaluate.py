@@ -123,7 +123,7 @@ class Evaluation:
 
     def run(self, batches: Iterable[tuple[Batch, Any]]) -> EvalLoopOutput:
         """Return the result over this rank's batches and outputs, which are computed here; metrics have no prefix."""
-        with _logits_if(self.objective, wanted=self.keeps):
+        with logits_if(self.objective, wanted=self.keeps):
             own = [self._result(batch, output) for batch, output in batches]
         totals = Totals()
         for result in self.sync.in_order([vars(one) for one in own], _is_result):
@@ -165,7 +165,7 @@ class Evaluation:
 
 
 @contextmanager
-def _logits_if(objective: Any, *, wanted: bool) -> Iterator[None]:
+def logits_if(objective: Any, *, wanted: bool) -> Iterator[None]:
     """Let a head of masked words leave the (N, V) logits of unlabelled tokens out where nobody reads them."""
     if not hasattr(objective, "needs_logits"):
         yield

@@ -18,6 +18,7 @@ from whet.config import recipes
 from whet.config.ranks import LostRankError
 from whet.config.rules.sharing import stage_of_run
 from whet.data.batch import Batch
+from whet.data.store import RowStore
 from whet.engine import prepare, step
 from whet.engine.batches import BatchLoader
 from whet.engine.run import Run, new_counters, reset
@@ -45,7 +46,7 @@ from whet.store.snapshot import RunState
 from whet.store.state import Stateful
 from whet.watch import guard, stop
 from whet.watch.events import Events
-from whet.watch.meter import Meter, counts_of, speed
+from whet.watch.meter import Ahead, Meter, counts_of, speed
 
 if TYPE_CHECKING:
     from whet.optim.in_backward import InBackward
@@ -300,6 +301,7 @@ class TrainingLoop:
         if self.loader.at_epoch(self.plan_step):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
+        self.meter.pace.begin_step()
         batches = self._next_batches()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         counts = counts_of(batches, self.run.padded_length)
@@ -308,6 +310,7 @@ class TrainingLoop:
         self.meter.add(counts, result, learning_rate)
         self._count(result, counts[2])
         self.average.add(self.plan_step)
+        self.meter.pace.end_step(counts[1], self._ahead())
         self._send("on_step_end")
         self._after_step(epoch_ends=self._end_epoch())
 
@@ -357,12 +360,25 @@ class TrainingLoop:
         if self.sync.evaluate_now(plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last):
             self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
-            metrics = self._evaluate(due)
+            with self.meter.pace.pause("evaluation"):
+                metrics = self._evaluate(due)
             schedule.after_evaluation(self.scheduler, self.run.args, metrics)
             better = self._is_best(metrics)
         save = self.saver.due(done, epoch_ends=epoch_ends, complete=complete, better=better)
         if self.sync.save_now(save or self.events.control.should_save):
-            self.saver.save(done, better=better)
+            with self.meter.pace.pause("saving"):
+                self.saver.save(done, better=better)
+
+    def _ahead(self) -> Ahead:
+        """Return what is left of the run, for the time that it will take."""
+        plan, done, rows = self.run.plan, self.plan_step, self.run.eval_dataset
+        intervals = {"evaluation": plan.evaluate, "saving": plan.save}
+        return Ahead(
+            n_steps=max(plan.n_steps - done, 0),
+            n_tokens=self.loader.tokens_ahead(done),
+            pauses={kind: interval.times_left(done, plan.n_steps) for kind, interval in intervals.items()},
+            forward_tokens={"evaluation": float(rows.cu_seqlens[-1])} if isinstance(rows, RowStore) else {},
+        )
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         better = self.sync.is_best(best.is_better(self.run.args, self.counters, metrics))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ class Interval:
         if done < self.begins:
             return False
         return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
+
+    def times_left(self, done: int, n_steps: int) -> int:
+        """Return how often it will be due after `done` of the run's steps; the last step counts, as runs end so."""
+        done = max(done, math.ceil(self.begins) - 1)
+        return max(-(-n_steps // self.every) - done // self.every, 0) if self.every and done < n_steps else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,9 @@ class JobFields:
     wrong answers."""
     distillation_alpha: float = 0.5
     """With teacher_model: its share of the loss, from above 0 to 1; the labels have the rest."""
+    dry_run: bool = False
+    """Print what the training would take, its memory by part, and end: no weights are read, and nothing is written but
+    the cache of tokens. Needs do_train."""
     overwrite_cache: bool = False
     """Tokenize again even if the tokens of this data are cached."""
     preprocessing_num_workers: int | None = None

@@ -251,6 +251,14 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         why="a run trains, evaluates or predicts only when asked to",
         fix="add --do_train, --do_eval or --do_predict",
     ),
+    broken_if(
+        "dry_run_has_a_training",
+        ("dry_run", "do_train"),
+        lambda job, args: job.dry_run and not args.do_train,
+        what="dry_run has no training to forecast",
+        why="it prints what a training would take",
+        fix="add --do_train, or leave --dry_run out",
+    ),
     metrics_are_the_tasks,
     seeds_are_compared,
     broken_if(

@@ -74,6 +74,8 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
+    if job.dry_run:
+        return _show_forecast(task, job, args)
     started_s = time.perf_counter()
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
     with kept, taken as folder, run_log.buffered():
@@ -85,6 +87,20 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
             metrics, lines = begun.run(), task.tables(begun)
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
+    return 0
+
+
+def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
+    from whet.jobs.dry_run import forecast
+    from whet.plan import rates, seconds
+    from whet.plan import show as shown
+
+    found = forecast(task, job, args)
+    known = rates.of_this_machine(lambda text: printing.show([text]))
+    sizes = (known, found.anatomy, found.workload)
+    took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
+    memory = shown.table(found.anatomy, found.workload, found.memory)
+    printing.show([*memory, "", *seconds.table(known, took, costs)])
     return 0
 
 

@@ -63,6 +63,8 @@ class Task:
     """What it honours of `HONOURED_BY_CALLS` and `HONOURED_BY_LOSSES`; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the Job over these examples, by split. `begin` calls it."""
+    sample: Callable[[Any, int], tuple[str, str]]
+    """Returns a file of so many examples that fill the rows which `job` allows: its suffix and its text."""
     predict: Callable[[PredictArguments, Mapping[str, Any]], int] | None = None
     """Writes the predictions that `whet predict` asks for; returns the exit code. Its second argument is the `reading`
     of the Job that trained the model, empty for a model that was trained elsewhere. None: it has nothing to predict."""
@@ -160,6 +162,11 @@ def _followed(job: JobFields, read: set[str]) -> Any:
     for one in fields(cls):
         object.__setattr__(followed, one.name, getattr(job, one.name))
     return followed
+
+
+def words(n: int) -> str:
+    """Return so many words, each at least a token: a made-up text."""
+    return " ".join(["text"] * n)
 
 
 def lazily(task: str, module: str, name: str) -> Callable[..., Any]:

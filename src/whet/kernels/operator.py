@@ -5,7 +5,8 @@ plain torch, which runs without the library; the call of the native operator, wh
 what a compiled graph needs of it (`graph.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -73,6 +74,8 @@ def call(name: str, **arguments: Any) -> None:
     """
     found = library()
     assert found is not None  # callers ask native_for first
+    if _REHEARSED[0]:
+        return
     pack, function = found.operators.get(name) or found.load_operator(name)
     if _profiler_enabled():
         with record_function(f"whet::{name}"):
@@ -86,6 +89,25 @@ def float32(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or (tensor.dtype is torch.float32 and tensor.is_contiguous()):
         return tensor
     return tensor.detach().float().contiguous()
+
+
+_REHEARSED = [0]
+"""How many blocks of `rehearsed` run."""
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Run the block without computing in native operators: `whet/plan/rehearsal.py` only asks what is allocated."""
+    _REHEARSED[0] += 1
+    try:
+        yield
+    finally:
+        _REHEARSED[0] -= 1
+
+
+def is_rehearsed() -> bool:
+    """Return whether such a block runs: weights have sizes and no values, and nothing can be learnt from results."""
+    return _REHEARSED[0] > 0
 
 
 def rows_of(x: Tensor) -> tuple[int, int]:

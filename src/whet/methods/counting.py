@@ -116,9 +116,9 @@ class _Keeping:
 
 def _block(view: ModelView, named: Named, uses: int) -> Block:
     inside: list[Any] = [linear.module for linear in view.linears() if _is_in(linear, named)]
-    sizes = [(prod(features), *features) for features in map(_features, inside)]
+    sizes = [(prod(size), *size) for size in map(features, inside)]
     joined = [layer for part in _attentions(view, named.module) for layer in _linears(part)[:3]]
-    shared = [_features(layer) for layer in joined]
+    shared = [features(layer) for layer in joined]
     return Block(
         uses=uses,
         width=sizes[-1][2] if sizes else 0,
@@ -128,16 +128,16 @@ def _block(view: ModelView, named: Named, uses: int) -> Block:
         heads=getattr(getattr(view.model, "config", None), "num_attention_heads", 0) if joined else 0,
         norms=sum(_is_in(norm, named) for norm in view.norms()),
         weights=sum(n_weights for n_weights, _, _ in sizes),
-        projections=sum(prod(_features(layer)) for layer in joined),
+        projections=sum(prod(features(layer)) for layer in joined),
         products=_products(inside, joined),
         last=sizes[-1][0] if sizes else 0,
     )
 
 
 def _products(layers: list[Any], joined: list[Any]) -> tuple[tuple[int, int], ...]:
-    own = [_features(layer) for layer in layers if not any(layer is one for one in joined)]
+    own = [features(layer) for layer in layers if not any(layer is one for one in joined)]
     thirds = [joined[first : first + 3] for first in range(0, len(joined), 3)]
-    together = [(_features(third[0])[0], sum(_features(layer)[1] for layer in third)) for third in thirds]
+    together = [(features(third[0])[0], sum(features(layer)[1] for layer in third)) for third in thirds]
     return (*together, *own)
 
 
@@ -145,7 +145,7 @@ def _is_in(part: Named, block: Named) -> bool:
     return part.name.startswith(f"{block.name}.")
 
 
-def _features(layer: Any) -> tuple[int, int]:
+def features(layer: Any) -> tuple[int, int]:
     """Return the sizes of a linear layer's input and output; Conv1D has its weight the other way round."""
     if isinstance(layer, nn.Linear):  # one of 8 bits computes its weight at each read
         return layer.in_features, layer.out_features

@@ -39,7 +39,7 @@ def entry(name: str) -> Entry:
 
 def entries() -> list[Entry]:
     """Return every optimizer, in the order of the help text."""
-    return [entry(name) for name in rows()]
+    return [entry(row.name) for row in rows()]
 
 
 def build(model: nn.Module, args: TrainingArguments, rates: Mapping[int, float] | None = None) -> Optimizer:

@@ -1,11 +1,12 @@
-"""Counts what a run has done and how fast: tokens, padding avoided, losses since the last log."""
+"""Counts what a run has done and how fast: tokens, padding avoided, losses since the last log, and the time left."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from whet.data.batch import Batch
 from whet.store import schema
@@ -55,6 +56,78 @@ def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> lis
     return [sum(column) for column in columns] or [0] * 4
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What a run has still to do."""
+
+    n_steps: int
+    n_tokens: float | None = None
+    """Real tokens of these steps; None if nobody knows the lengths of rows before they are read."""
+    pauses: Mapping[str, int] = field(default_factory=dict)
+    """Kind of a pause between steps, such as an evaluation -> how often it will come."""
+    forward_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Kind of a pause -> the tokens that it runs through the model, forward alone."""
+
+
+class Pace:
+    """How long the steps of a run take by their tokens, and its evaluations and saves: so the time that is left.
+
+    A mean over steps would mislead: rows that are grouped by length begin with the longest, and an evaluation between
+    two steps is no part of either. A step of long ago counts less, as the load of a machine changes.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._n_known = 0
+        self._steps = self._tokens = self._seconds = 0.0
+        self._pauses: dict[str, list[float]] = {}
+        self._ahead = Ahead(0)
+
+    def begin_step(self) -> None:
+        """Note that a step begins now."""
+        self._began_s = time.perf_counter()
+
+    def end_step(self, n_tokens: int, ahead: Ahead) -> None:
+        """Count the step that began last, of so many real tokens, up to now; `ahead` is left after it."""
+        self.add(time.perf_counter() - self._began_s, n_tokens, ahead)
+
+    def add(self, seconds: float, n_tokens: int, ahead: Ahead) -> None:
+        """Count a step. The first one starts threads and takes memory from the system: the second one replaces it."""
+        kept = 0.0 if self._n_known == 1 else _KEPT
+        self._n_known += 1
+        self._steps = kept * self._steps + 1
+        self._tokens = kept * self._tokens + n_tokens
+        self._seconds = kept * self._seconds + seconds
+        self._ahead = ahead
+
+    @contextmanager
+    def pause(self, kind: str) -> Iterator[None]:
+        """Time the block as one pause of this kind."""
+        began_s = time.perf_counter()
+        yield
+        self._pauses.setdefault(kind, []).append(time.perf_counter() - began_s)
+        left = max(self._ahead.pauses.get(kind, 0) - 1, 0)
+        self._ahead = replace(self._ahead, pauses={**self._ahead.pauses, kind: left})
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the run is done; 0 before the first step.
+
+        A kind of pause that has not come yet counts by its forward passes, at a third of a step's time for each token.
+        """
+        ahead = self._ahead
+        by_tokens = ahead.n_tokens is not None and self._tokens > 0
+        done, left = (self._tokens, ahead.n_tokens or 0.0) if by_tokens else (self._steps, float(ahead.n_steps))
+        usual = {kind: n * self._seconds / self._tokens / 3 for kind, n in ahead.forward_tokens.items() if self._tokens}
+        known = {kind: sum(seconds) / len(seconds) for kind, seconds in self._pauses.items()}
+        pauses_s = sum(n * (usual | known).get(kind, 0.0) for kind, n in ahead.pauses.items())
+        return pauses_s + (left * self._seconds / done if done else 0.0)
+
+
+_KEPT = 1.0 - 1.0 / 200.0
+"""How much a step counts after the next one: steps of the last few hundred make the mean."""
+
+
 @dataclass
 class Meter:
     """Counts of one run in this process; times come from the monotonic clock."""
@@ -80,6 +153,8 @@ class Meter:
     """Losses of the steps since the last log."""
     part_windows: dict[str, list[float]] = field(default_factory=dict)
     """Name of a part of the loss -> its values since the last log; empty for most losses."""
+    pace: Pace = field(default_factory=Pace)
+    """When the run will end."""
 
     def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""

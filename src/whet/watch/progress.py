@@ -230,7 +230,6 @@ def _figure(value: Any) -> str:
 
 
 def _facts(state: Any, meter: Meter) -> dict[str, Any]:
-    left = (state.max_steps - state.global_step) * meter.elapsed_s / max(meter.n_steps, 1)
     return {
         "step": state.global_step,
         "of": state.max_steps,
@@ -239,5 +238,5 @@ def _facts(state: Any, meter: Meter) -> dict[str, Any]:
         "learning_rate": meter.learning_rate,
         "tokens_per_s": round(meter.tokens_per_s),
         "padding_avoided": round(meter.padding_avoided_frac, 3),
-        "eta_s": round(left, 1),
+        "eta_s": round(meter.pace.left_s, 1),
     } | ({"steps_not_applied": meter.n_skipped} if meter.n_skipped else {})

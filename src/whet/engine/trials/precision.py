@@ -233,6 +233,11 @@ class Passes(nn.Module):
         tables = [part for part in self.modules() if hasattr(part, GRADIENT) and id(part.weight) in stand_in]
         self._tables = [(table, RowGradient(stand_in[id(table.weight)])) for table in tables]
 
+    @property
+    def weights(self) -> Sequence[nn.Parameter]:
+        """The stand-ins that get a gradient."""
+        return [*self._weights.values()]
+
     def run(self, precision: Precision) -> None:
         """Run one pass, and wait until the device has finished it."""
         with self._table_gradients():

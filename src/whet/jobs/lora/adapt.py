@@ -16,6 +16,7 @@ from whet import optional
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
+from whet.kernels.operator import is_rehearsed
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
@@ -36,7 +37,7 @@ _MOST_TOKENS = 5
 
 def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
-    if job.lora_r is not None:
+    if job.lora_r is not None and not is_rehearsed():
         adapters.keep_digest(model, digest_of(model))
     new = add_rows(model, tokenizer)
     if new:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.jobs.tokenising.encode import rust_tokenizer
-from whet.paths import follow_umask
+from whet.paths import default_cache_dir, follow_umask
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -127,16 +126,6 @@ class Cache:
 def _warn_once(text: str) -> None:
     """Log this for the first of the splits that it concerns."""
     _log.warning("%s", text)
-
-
-def default_cache_dir() -> Path | None:
-    """Return whet's folder in the user's cache; None for a user without a home."""
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named) / "whet"
-    try:
-        return Path.home() / ".cache" / "whet"
-    except RuntimeError:
-        return None
 
 
 class Key:

@@ -17,13 +17,14 @@ from typing import Any
 from whet import console
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
+from whet.kernels.operator import is_rehearsed
 from whet.log import logger
 from whet.models import finite, known
 from whet.models.experts import settings as expert_settings
 from whet.models.loading.folder_check import CONFIG, bad_model, check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.heads import QUESTION_ANSWERING, Head
 from whet.models.loading.hub import hub_problem, local_folder, missing_folder
-from whet.models.loading.missing_check import in_short, is_part, new_parts, require_complete
+from whet.models.loading.missing_check import in_short, is_part, keep_new, new_parts, require_complete
 from whet.models.loading.tensor_check import check_weights
 from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
 from whet.models.packable import family_of
@@ -136,7 +137,8 @@ def load_model(
             fix=f"train it first: {head.command} --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
             "--do_train --output_dir out, then name the folder out",
         )
-    _require_finite(model, source)
+    if not is_rehearsed():
+        _require_finite(model, source)
     _say_what_is_new(model, [] if adapted else new)
     if labels is not None and not new:
         _say_what_was_learnt(earlier, labels)
@@ -161,6 +163,8 @@ def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | 
 
     folder = source.folder("model")
     tensors = check_weights(folder, config.to_dict())
+    if is_rehearsed():
+        return _without_values(source, head, config, tensors)
     with quiet(), Undrawn(), utf8_name(folder) as named:
         model, report = _class_of(getattr(transformers, head.auto), config).from_pretrained(
             named,
@@ -177,6 +181,22 @@ def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | 
     _require_fitting(model, source, head, labels, report["mismatched_keys"])
     _name_ties_as_loaded(model)
     return model, require_complete(model, report, tensors, head, folder, source.flag)
+
+
+def _without_values(source: ModelSource, head: Head, config: Any, tensors: Collection[str]) -> tuple[Any, list[str]]:
+    """Return the model that would be loaded from files with these tensors, in a rehearsal: nothing is read of them."""
+    import torch
+    import transformers
+
+    from whet.models.loading.quiet import quiet
+
+    cls = _class_of(getattr(transformers, head.auto), config)
+    with quiet():
+        build = cls.from_config if hasattr(cls, "from_config") else cls._from_config
+        model = build(config, dtype=torch.float32)
+    model.config.name_or_path = model.name_or_path = source.model
+    _finish_experts(model, [], source.model)
+    return model, keep_new(model, [] if head.causal else [name for name in model.state_dict() if name not in tensors])
 
 
 def _name_ties_as_loaded(model: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,13 @@ def require_complete(
     if lost or left:
         unexpected = sorted(report["unexpected_keys"]) if lost else left
         raise _incomplete(model, lost, unexpected, folder, flag)
-    new = sorted(missing)
+    return keep_new(model, missing)
+
+
+def keep_new(model: nn.Module, missing: Iterable[str]) -> list[str]:
+    """Return the names of the model's new weights, and keep them for `new_weights`: those that are in its new parts."""
+    parts = tuple(new_parts(model))
+    new = sorted(name for name in missing if is_part(name, parts))
     record.keep(model, _RECORD, new)
     return new
 

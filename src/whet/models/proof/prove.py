@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from whet.errors import WhetError
 from whet.kernels.library import library
+from whet.kernels.operator import is_rehearsed
 from whet.log import logger
 from whet.models.adapters import unwrapped
 from whet.models.family import Family, after_padding, by_pooler
@@ -62,6 +63,8 @@ def ensure(model: nn.Module) -> Verdict | None:
     encoder = getattr(base, "base_model", None)
     config = getattr(base, "config", None)
     if not isinstance(encoder, nn.Module) or config is None or of_classes(base) is not None or encoders_inside(base):
+        return None
+    if is_rehearsed():  # its results are no numbers
         return None
     found = verdict_on(base)
     if found is None:

@@ -21,7 +21,11 @@ from whet.data.store import RowStore
 from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.job import (
+from whet.jobs.judging import PredictionJudge, pooled
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.splits import SPLITS
+from whet.jobs.task_run import (
     Job,
     Part,
     as_trained,
@@ -32,10 +36,6 @@ from whet.jobs.job import (
     source_of,
     taught_by,
 )
-from whet.jobs.judging import PredictionJudge, pooled
-from whet.jobs.predict import outputs
-from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.splits import SPLITS
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions, TextRows

@@ -1,10 +1,11 @@
 """`whet classify`: the command of text classification, and what its run consists of."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, metrics_of
 
@@ -20,11 +21,19 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metric_for_best_model": name, "greater_is_better": better}
 
 
+def _sample(job: ClassifyArguments, n_rows: int) -> tuple[str, str]:
+    text, label = (job.text_column_names or "text").split(",")[0], job.label_column_name or "label"
+    labels = ("0.5", "1.5") if "regression" in (job.problem_type, job.do_regression and "regression") else ("a", "b")
+    rows = (json.dumps({text: words(job.max_seq_length), label: labels[n % 2]}) for n in range(n_rows))
+    return ".jsonl", "\n".join(rows)
+
+
 TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
     tables=lazily(__name__, "job", "tables"),

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, set_seed
 from whet import console, log
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError, WhetError, escape_controls
-from whet.jobs.job import Job
+from whet.jobs.task_run import Job
 from whet.jobs.tokenising import progress
 from whet.log import logger
 from whet.models.loading.adapter import load_trained

@@ -28,7 +28,7 @@ from whet.engine.engine import Engine
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
-from whet.jobs.job import Job, Part, as_trained, engine_of, model_card, require_teacher_reads, source_of, taught_by
+from whet.jobs.task_run import Job, Part, as_trained, engine_of, model_card, require_teacher_reads, source_of, taught_by
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import check_max_length, each, require_memory, rust_tokenizer, text_batches

@@ -6,9 +6,20 @@ from typing import Any
 
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments, metrics_of
+
+_USUAL_LENGTH = 1024
+
+
+def _sample(job: LmArguments, n_rows: int) -> tuple[str, str]:
+    length = job.max_length or _USUAL_LENGTH
+    row = {job.dataset_text_field or "text": words(length)}
+    if job.loss == "dpo":
+        row = {"prompt": words(length // 2)} | dict.fromkeys(("chosen", "rejected"), words(length // 2))
+    return ".jsonl", "\n".join([json.dumps(row)] * n_rows)
+
 
 TASK = Task(
     name="lm",
@@ -16,6 +27,7 @@ TASK = Task(
     rules=RUN_RULES,
     read=lazily(__name__, "examples", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     metrics=metrics_of,
     shown={

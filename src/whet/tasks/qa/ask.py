@@ -16,9 +16,9 @@ from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
 from whet.jobs.demo import DATA
-from whet.jobs.job import Job
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.task_run import Job
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING

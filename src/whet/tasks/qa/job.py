@@ -10,7 +10,8 @@ import torch
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.job import (
+from whet.jobs.splits import SPLITS
+from whet.jobs.task_run import (
     Job,
     Part,
     as_trained,
@@ -20,7 +21,6 @@ from whet.jobs.job import (
     source_of,
     taught_by,
 )
-from whet.jobs.splits import SPLITS
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
 from whet.models.loading.heads import QUESTION_ANSWERING

@@ -1,5 +1,6 @@
 """`whet qa`, `whet ask` and `whet demo`: the commands of question answering, and what their run consists of."""
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.optional import require
 from whet.tasks.qa.arguments import V1_METRICS, V2_METRICS, AskArguments, DemoArguments, QaArguments
@@ -37,11 +38,23 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metric_for_best_model": "f1"} if asked and given.get("metric_for_best_model") is None else {}
 
 
+_WINDOWS = 4
+"""Of each made-up question."""
+
+
+def _sample(qa: QaArguments, n_rows: int) -> tuple[str, str]:
+    context = words(_WINDOWS * qa.max_seq_length)
+    answer = {"text": "text", "answer_start": 0}
+    asked = [{"id": str(n), "question": "text?", "answers": [answer]} for n in range(-(-n_rows // _WINDOWS))]
+    return ".json", json.dumps({"data": [{"title": "", "paragraphs": [{"context": context, "qas": asked}]}]})
+
+
 TASK = Task(
     name="qa",
     head=QUESTION_ANSWERING,
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=(*HONOURED_BY_CALLS, "span_loss"),
     predict=lazily(__name__, "ask", "predict"),
     metrics=lambda qa: V2_METRICS if qa.version_2_with_negative else V1_METRICS,

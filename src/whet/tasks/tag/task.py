@@ -1,15 +1,28 @@
 """`whet tag`: the command of token classification, and what its run consists of."""
 
+import json
+
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
+from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.arguments import METRICS, TagArguments
+
+_USUAL_LENGTH = 512
+
+
+def _sample(job: TagArguments, n_rows: int) -> tuple[str, str]:
+    length = job.max_seq_length or _USUAL_LENGTH
+    text, tags = job.text_column_name or "tokens", job.label_column_name or f"{job.task_name}_tags"
+    row = json.dumps({text: words(length).split(), tags: ["O", "B-A"] * (length // 2) + ["O"] * (length % 2)})
+    return ".jsonl", "\n".join([row] * n_rows)
+
 
 TASK = Task(
     name="tag",
     head=TOKEN_CLASSIFICATION,
     read=lazily(__name__, "read", "read_split"),
     prepare=lazily(__name__, "job", "prepare"),
+    sample=_sample,
     takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
     metrics=lambda _: METRICS,

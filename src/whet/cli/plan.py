@@ -1,0 +1,255 @@
+"""`whet plan`: what a training will take, before it runs. It takes the options of the training, and those of its task.
+
+Without data the rows are made up, each as long as the settings allow. Without a task, the model and the data say it.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from whet import tasks
+from whet.config.arguments import TrainingArguments
+from whet.config.command_line import Command
+from whet.config.rules.ranges import broken_if
+from whet.config.settings import checked, options_of
+from whet.errors import ConfigError, Problem
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MADE_UP = "made-up-rows"
+"""The name of a file of rows that are made up; it stands for no file of the user's."""
+_LEAST_ROWS = 32
+_PEEKED = 1 << 16
+"""Characters of a data file that its form is guessed from."""
+
+
+def bytes_of(text: str) -> int | None:
+    """Return an amount of memory, such as 16GB, 12GiB or 8000000000; None if it is none."""
+    found = _SIZE.fullmatch(text.strip())
+    return None if found is None else int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+
+
+@checked(
+    headings={"task": "Plan"},
+    rules=(
+        broken_if(
+            "memory_is_an_amount",
+            ("memory",),
+            lambda asked: asked.memory is not None and not bytes_of(asked.memory),
+            what="memory is not an amount of memory",
+            why="it is a number with a unit",
+            fix="write it as --memory 16GB or --memory 12GiB",
+        ),
+        broken_if(
+            "memory_comes_from_one_place",
+            ("memory", "hardware"),
+            lambda asked: asked.memory is not None and asked.hardware is not None,
+            what="the free memory is given twice",
+            why="--hardware names the report of a machine, which says what is free there",
+            fix="keep --memory or --hardware",
+        ),
+    ),
+)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanArguments:
+    """What is planned, for which machine, and how it is printed."""
+
+    task: str | None = None
+    """The task: the name of its command, such as qa or lm. Comes first, with or without its flag. null: what the data
+    and the model are made for."""
+    memory: str | None = None
+    """What the run may use, such as 16GB. null: what is free here."""
+    hardware: str | None = None
+    """Plan for another machine: the file that whet doctor --rates --json printed there. Without --rates it has no
+    time."""
+    time: bool = True
+    """Forecast the time as well. The first time it measures this machine, for about ten seconds; --no_time skips it."""
+    json: bool = False
+    """Print JSON."""
+
+
+def _trained() -> dict[str, Any]:
+    return {name: entry for name, entry in tasks.entries().items() if entry.does == "trains"}
+
+
+def command_for(words: Sequence[str]) -> Command:
+    """Return the command with the options of the task that these words are about."""
+    name = _task_of(words)
+    training, task = tasks.command(name), next(one for one in tasks.tasks() if one.name == name)
+
+    def usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        has_data = any(given.get(one) for one in ("train_file", "dataset_name"))
+        made_up = {} if has_data else {"train_file": str(Path(tempfile.gettempdir()) / _MADE_UP)}
+        return {**training.usual(given), "do_train": True, **made_up}
+
+    def run(asked: PlanArguments, job: Any, args: TrainingArguments) -> int:
+        return _run(asked, task, job, args)
+
+    def problems(asked: PlanArguments, job: Any, args: TrainingArguments) -> list[Problem]:
+        return task.problems(job, args)
+
+    return replace(
+        training,
+        name="whet plan",
+        summary=(
+            "Forecast what a training will take: its memory at the peak, by part, and whether it fits. No weights are"
+            f" read. The options are those of the training; those of {training.name} now."
+        ),
+        usage="[TASK] --model_name_or_path MODEL [--train_file FILE] [--OPTION VALUE ...]",
+        examples=(
+            "whet plan qa --model_name_or_path bert-base-uncased --per_device_train_batch_size 12",
+            "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
+        ),
+        parts=(PlanArguments, *training.parts),
+        main=("task", "memory", "hardware", "time", "json", *training.main),
+        lone="task",
+        check=problems,
+        places=lambda *_: [],
+        usual=usual,
+        run=run,
+    )
+
+
+def _task_of(words: Sequence[str]) -> str:
+    """Return the task that is named, or else the one that data and model are made for."""
+    known = [*_trained()]
+    given = _given(words)
+    first = words[0] if words and not words[0].startswith("-") else given.get("task")
+    if first is not None:
+        if first in known:
+            return first
+        raise ConfigError(
+            what="the task to plan is unknown",
+            got=first,
+            why=f"whet trains {', '.join(known)}",
+            fix=f"name one of them: whet plan {known[0]} --model_name_or_path MODEL",
+        )
+    own = {name: {option for part in tasks.command(name).parts for option in options_of(part)} for name in known}
+    special = set.union(*own.values()) - set.intersection(*own.values())
+    takes = [name for name in known if given.keys() & special <= own[name]]
+    for guess in (_by_data(given.get("train_file")), _by_model(given.get("model_name_or_path"))):
+        if guess in takes:
+            return guess
+    return next(iter(takes), known[0])
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """Return the flags among these words, each with the word after it."""
+    found: dict[str, str] = {}
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("--"):
+            name, equals, value = word[2:].replace("-", "_").partition("=")
+            found[name] = value if equals else after
+    return found
+
+
+_FORMS = {
+    "qa": ('"question"', '"context"'),
+    "tag": ('"tokens"', "_tags"),
+    "lm": ('"messages"', '"prompt"', '"completion"', '"chosen"'),
+}
+"""What the text of a data file has in it, by task: any of these."""
+_PLAIN = (".txt",)
+_COLUMNS = (".conll", ".bio", ".iob")
+
+
+def _by_data(path: str | None) -> str | None:
+    """Return the task that a data file is made for, by its first lines; None if they do not say."""
+    if not path or not Path(path).is_file():
+        return None
+    if path.endswith(_PLAIN):
+        return "lm"
+    if path.endswith(_COLUMNS):
+        return "tag"
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_PEEKED)
+    return next((task for task, words in _FORMS.items() if any(word in text for word in words)), "classify")
+
+
+def _by_model(name: str | None) -> str | None:
+    """Return the task that a model is made for, by the head that its configuration names; None if it does not say."""
+    path = Path(name or "") / "config.json"
+    if not name or not path.is_file():
+        return None
+    try:
+        architectures = json.loads(path.read_text("utf-8")).get("architectures") or [""]
+    except (ValueError, AttributeError):
+        return None
+    heads = {"ForQuestionAnswering": "qa", "ForTokenClassification": "tag", "ForSequenceClassification": "classify",
+             "ForCausalLM": "lm", "LMHeadModel": "lm"}  # fmt: skip
+    return next((task for head, task in heads.items() if str(architectures[0]).endswith(head)), None)
+
+
+def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> int:
+    import logging
+    import sys
+
+    from whet import log
+    from whet.jobs.dry_run import forecast
+    from whet.plan import seconds, show
+
+    log.set_up(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
+        if Path(job.train_file or "").name == _MADE_UP:
+            job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
+        found = forecast(task, job, args)
+        rates = _rates(asked) if asked.time else None
+    found = replace(found, memory=found.memory.with_free(_free(asked, found.memory.free_bytes)))
+    facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
+    if rates is not None:
+        sizes = (rates, found.anatomy, found.workload)
+        took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
+        facts["time"] = took.as_json() | {"prices": [asdict(price) for price in costs]}
+        lines = ["", *seconds.table(rates, took, costs)]
+    if asked.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *lines]))
+    return 0
+
+
+def _rates(asked: PlanArguments) -> Any:
+    """Return the rates of the machine that is planned for; None if its report has none."""
+    from whet.plan import rates
+
+    if asked.hardware is None:
+        return rates.of_this_machine(print)
+    found = rates.of_report(Path(asked.hardware))
+    if found is None:
+        print(f"no time: {asked.hardware} has no rates; run on that machine: whet doctor --rates --json")
+    return found
+
+
+def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:
+    """Write rows of the task that fill the length which the settings allow; return their file."""
+    n_rows = max(_LEAST_ROWS, 2 * args.train_rows_per_step)
+    suffix, text = task.sample(job, n_rows)
+    path = folder / f"{_MADE_UP}{suffix}"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def _free(asked: PlanArguments, here: int | None) -> int | None:
+    """Return what the run may use: as given, as the report of its machine says, or what is free here."""
+    if asked.memory is not None:
+        return bytes_of(asked.memory)
+    if asked.hardware is None:
+        return here
+    try:
+        report = json.loads(Path(asked.hardware).read_text("utf-8"))
+        machine = report["machine"]
+        known = [machine[name] for name in ("memory_available_bytes", "memory_limit_bytes") if machine.get(name)]
+        return min(int(one) for one in known)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            what="the report of the machine cannot be read",
+            got=f"{asked.hardware}: {error}",
+            why="it says how much memory that machine has",
+            fix="run whet doctor --json there, and name the file with what it prints",
+        ) from error

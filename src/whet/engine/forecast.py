@@ -1,0 +1,267 @@
+"""What a prepared run will take: its sizes, the work of this rank, and its memory at the peak.
+
+The step with the heaviest micro-batch is rehearsed (`plan/rehearsal.py`): nothing is computed, and no weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from whet.data.batch import Batch
+from whet.data.store import RowStore
+from whet.engine import description
+from whet.engine.batches import BatchLoader, micro_batches_of
+from whet.engine.evaluate import logits_if
+from whet.engine.run import Run
+from whet.engine.trials.precision import Passes, preserving_state
+from whet.hardware import memory
+from whet.models import adapters
+from whet.models.fused.layers import GRADIENT
+from whet.objectives.base import Objective
+from whet.plan import anatomy
+from whet.plan import memory as parts_of_memory
+from whet.plan.anatomy import Anatomy, MicroBatch, Workload
+from whet.plan.memory import MemoryForecast
+from whet.plan.rehearsal import Rehearsal
+from whet.precision import policy
+
+_SAMPLED = 8
+"""Steps whose batches are made, to count their targets."""
+_EPOCHS_LOOKED_AT = 4
+_READ = 32
+"""Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
+STEP, EVALUATION = "in a training step", "in an evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will take."""
+
+    anatomy: Anatomy
+    workload: Workload
+    memory: MemoryForecast
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What this process holds before the first step of a run."""
+
+    resident_bytes: int
+    """All of it, once the model was prepared."""
+    weights: bool = True
+    """Whether the weights are in it: not in a run that is only planned."""
+
+
+def of_run(
+    run: Run, precision: str, optimizer: Optimizer, held: Held, rehearsal: Rehearsal, *, micro_rows: int | None = None
+) -> Forecast:
+    """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
+
+    `rehearsal` is that in which the model's weights were made, or a new one. `micro_rows`: the most rows of a
+    micro-batch; None: as the settings say.
+    """
+    rows = micro_rows or run.args.per_device_train_batch_size
+    heaviest = _heaviest(run, rows)
+    sizes = anatomy.of_model(run.model, run.args, precision)
+    found = [
+        _memory(run, name, heaviest, sizes.vocabulary, optimizer, held, rehearsal)
+        for name in (("fp32", "bf16") if precision == "auto" else (precision,))
+    ]
+    most = max(found, key=lambda one: one.peak_bytes)
+    work = replace(_workload(run, rows, heaviest), save_bytes=_saved_bytes(run, optimizer))
+    return Forecast(anatomy=sizes, workload=work, memory=most)
+
+
+# ---- memory ----
+
+
+def _memory(
+    run: Run, precision: str, heaviest: Sequence[Batch], vocabulary: int, optimizer: Optimizer, held: Held,
+    rehearsal: Rehearsal,
+) -> MemoryForecast:  # fmt: skip
+    args, model = run.args, run.model
+    planned = description.planned_bytes(model, args, optimizer, run.place)
+    tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
+    weights = _bytes(model.parameters()) + _bytes(model.buffers())
+    data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
+    trained = _bytes(one for one in model.parameters() if one.requires_grad)
+    there = {
+        "program": max(held.resident_bytes - data - (weights + tables if held.weights else 0), 0),
+        "data": data,
+        "weights": planned.weights + _bytes(model.buffers()),
+        "average": 0 if args.weight_averaging_start is None else trained,
+        "gradients": tables,  # of tables that keep theirs
+        "optimizer": planned.state or 0,
+        "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
+    }
+    step = _rehearsed_step(run, precision, heaviest, vocabulary, rehearsal)
+    if planned.gradients < trained:  # shared by ranks, or freed in backward
+        step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
+    moments = [(STEP, _sum(there, step))]
+    if run.eval_dataset is not None and args.do_eval and len(run.eval_dataset):
+        moments.append((EVALUATION, _sum(there, _rehearsed_evaluation(run, precision, vocabulary, rehearsal))))
+    moment, parts = parts_of_memory.highest(moments)
+    return MemoryForecast(
+        parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
+        moment=moment,
+        free_bytes=_free(held),
+        micro_batch_tokens=max(batch.n_computed for batch in heaviest),
+    )
+
+
+def _free(held: Held) -> int | None:
+    """Return what this process may use: what is free, and what it holds."""
+    available = memory.available_bytes()
+    return None if available is None else available + (memory.resident_bytes() or held.resident_bytes)
+
+
+def _sum(*parts: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in parts:
+        for name, n_bytes in one.items():
+            found[name] = found.get(name, 0) + n_bytes
+    return found
+
+
+def _rehearsed_step(
+    run: Run, precision: str, batches: Sequence[Batch], vocabulary: int, rehearsal: Rehearsal
+) -> dict[str, int]:
+    """Return what a step allocates, by part: of several micro-batches, when the gradients of the first are there."""
+    largest = max(batches, key=lambda batch: batch.n_computed)
+    gradients: set[int] = set()
+    in_backward = run.args.optimizer_in_backward
+
+    def note(weight: Any) -> None:
+        if weight.grad is not None and (number := rehearsal.number_of(weight.grad)) is not None:
+            gradients.add(number)
+        if in_backward:
+            weight.grad = None
+
+    with rehearsal, preserving_state(run.model):
+        passes = Passes(run, [largest] * min(len(batches), 2))
+        for weight in passes.weights:
+            weight.register_post_accumulate_grad_hook(note)
+        rehearsal.restart()
+        passes.run(policy.make(precision, run.device))
+    return parts_of_memory.of_trace(rehearsal.trace, gradients, vocabulary)
+
+
+def _rehearsed_evaluation(run: Run, precision: str, vocabulary: int, rehearsal: Rehearsal) -> dict[str, int]:
+    """Return what the largest batch of an evaluation allocates, and the predictions of all rows that are kept."""
+    objective, n_rows = run.objective, run.args.per_device_eval_batch_size
+    lengths = _lengths(run.eval_dataset)
+    starts = np.arange(0, len(run.eval_dataset), n_rows)
+    loads = np.zeros(len(starts)) if lengths is None else _loads(lengths, starts, packed=objective.packed)
+    first = int(starts[int(loads.argmax())])
+    batch = objective.batch(run.eval_dataset, range(first, min(first + n_rows, len(run.eval_dataset))), 0)
+    rehearsal.restart()
+    with rehearsal, preserving_state(run.model), torch.no_grad(), logits_if(objective, wanted=False):
+        run.model.eval()
+        with policy.make(precision, run.device).forward():
+            output = objective.forward(batch, seed=0, step=0)
+        if objective.count(batch):
+            objective.loss_sum(output, batch)
+        del output
+    return parts_of_memory.of_trace(rehearsal.trace, set(), vocabulary)
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def _bytes_of_rows(rows: Any) -> int:
+    """Return the memory of rows that lie end to end; that of others is part of the program's."""
+    return sum(array.nbytes for array in rows.arrays().values()) if isinstance(rows, RowStore) else 0
+
+
+# ---- work ----
+
+
+def _heaviest(run: Run, micro_rows: int) -> list[Batch]:
+    """Return the micro-batches of the step that has the one with the most tokens."""
+    order, lengths = run.plan.order, _lengths(run.train_dataset)
+    if lengths is None:
+        steps = np.linspace(0, run.plan.n_steps - 1, min(run.plan.n_steps, _READ)).astype(int)
+        found = [_batches(run, int(step), micro_rows) for step in dict.fromkeys(steps.tolist())]
+        return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
+    most, at = -1.0, 0
+    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
+        rows = order.epochs(epoch)[: order.batches_per_epoch * order.rows_per_batch]
+        starts = np.arange(0, len(rows), micro_rows * run.place.n_ranks)
+        loads = _loads(lengths[rows], starts, packed=run.objective.packed)
+        step = epoch * order.steps_per_epoch + int(starts[int(loads.argmax())]) // (
+            order.rows_per_batch * order.batches_per_step
+        )
+        if loads.max() > most and step < run.plan.n_steps:
+            most, at = float(loads.max()), step
+    return _batches(run, at, micro_rows)
+
+
+def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:
+    """Return the tokens that each batch computes: those of its rows, or its rows times its longest."""
+    if packed:
+        return np.add.reduceat(lengths, starts)
+    return np.maximum.reduceat(lengths, starts) * np.diff(np.append(starts, len(lengths)))
+
+
+def _lengths(rows: Any) -> np.ndarray | None:
+    return rows.lengths if isinstance(rows, RowStore) else None
+
+
+def _batches(run: Run, step: int, micro_rows: int) -> list[Batch]:
+    """Return this rank's micro-batches of a step."""
+    pieces = micro_batches_of(run, run.plan.order.rows(step), micro_rows)
+    return [run.objective.batch(run.train_dataset, rows, first, padded) for rows, first, padded, _ in pieces]
+
+
+def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
+    """Return the bytes of a checkpoint: what is trained of the weights with an adapter, else all of them, and state."""
+    weights = [one for one in run.model.parameters() if one.requires_grad or not adapters.names_of(run.model)]
+    state = description.planned_bytes(run.model, run.args, optimizer, run.place).state or 0
+    return _bytes(weights) + (0 if run.args.save_only_model else state)
+
+
+def _workload(run: Run, micro_rows: int, heaviest: Sequence[Batch]) -> Workload:
+    plan, args = run.plan, run.args
+    n_first = min(plan.n_steps, plan.order.steps_per_epoch)
+    steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
+    n_eval = len(run.eval_dataset) if run.eval_dataset is not None and args.do_eval else 0
+    firsts = range(0, n_eval, args.per_device_eval_batch_size)
+    chosen = dict.fromkeys(np.linspace(0, len(firsts) - 1, min(len(firsts), _SAMPLED)).astype(int).tolist())
+    evaluated = [
+        run.objective.batch(
+            run.eval_dataset, range(firsts[n], min(firsts[n] + args.per_device_eval_batch_size, n_eval)), 0
+        )
+        for n in chosen
+    ]
+    return Workload(
+        n_steps=plan.n_steps,
+        n_rows=len(run.train_dataset),
+        steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n, micro_rows)) for n in steps),
+        heaviest=tuple(_in_numbers(run.objective, one) for one in heaviest),
+        n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
+        n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
+        eval_rows=n_eval,
+        eval_batches=tuple(_in_numbers(run.objective, one) for one in evaluated),
+        n_eval_batches=-(-len(firsts) // run.place.n_ranks),
+        n_saves=plan.save.times_left(0, plan.n_steps),
+        n_ranks=run.place.n_ranks,
+        sampled=len(steps) < n_first,
+    )
+
+
+def _in_numbers(objective: Objective, batch: Batch) -> MicroBatch:
+    if batch.cu_seqlens is not None:
+        lengths = np.diff(batch.cu_seqlens.numpy())
+        return MicroBatch(lengths, batch.n_computed, objective.count(batch))
+    mask = batch.inputs.get("attention_mask")
+    n_rows = max(batch.n_rows, 1)
+    each = -(-batch.n_computed // n_rows)
+    lengths = np.full(n_rows, batch.n_tokens // n_rows) if mask is None or mask.dim() != 2 else mask.sum(1).numpy()
+    return MicroBatch(lengths, batch.n_computed, objective.count(batch), padded_to=each)

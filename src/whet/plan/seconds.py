@@ -1,0 +1,411 @@
+"""How long a step and a run will take, by part, from the rates of a machine and the sizes of model and rows.
+
+A pass is the sum of its blocks (by weights and tokens), their attention (by the length of each row), the head (by
+targets) and what surrounds them; each part's seconds come from `rates.py`. Steps are forecast one by one over the run's
+own rows, so their lengths count as they are. What is not measured, the forecast says in `doubts` and widens its range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from whet import console
+from whet.plan.anatomy import Anatomy, MicroBatch, Workload
+from whet.plan.rates import FORMATS, Kind, Part, Rates
+from whet.precision.compare import LEAST_FLOP, MARGIN
+
+StepPart = Literal["data", "forward", "backward", "exchange", "optimizer"]
+RunPart = Literal["start", "data", "forward", "backward", "exchange", "optimizer", "evaluation", "saving"]
+STEP_PARTS: tuple[StepPart, ...] = ("data", "forward", "backward", "exchange", "optimizer")
+
+_TRIAL_TOKENS, _TRIAL_ROUNDS = 512, 3
+"""Tokens of a pass by which `--precision auto` chooses, and how often both formats run, about."""
+_USUAL_ERROR = 0.10
+_WORDS_EXPONENT = 0.715
+"""A text of n tokens uses about n to this power of a vocabulary's rows (Heaps' law)."""
+_LOAD_FACTOR = 4.0
+"""Reading a weight file, checking it and copying it takes so many copies in memory."""
+_READS_ALL = "ForQuestionAnswering"
+"""The end of the names of heads that read every token, whatever the targets of their loss."""
+_SELECTIVE = 0.15
+"""The share of a block's forward pass that lies between its products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """A forecast of the time, in seconds. A step is the mean of the run's steps."""
+
+    precision: str
+    """The number format: that of the settings, or what `auto` should choose."""
+    step: Mapping[StepPart, float]
+    run: Mapping[RunPart, float]
+    error_frac: float
+    """The forecast is off by at most this share, most of the time."""
+    doubts: tuple[str, ...] = ()
+    """Why the range is wider than usual."""
+
+    @property
+    def step_s(self) -> float:
+        """One optimizer step."""
+        return sum(self.step.values())
+
+    @property
+    def train_s(self) -> float:
+        """From the first step to the end, evaluations and checkpoints included."""
+        return sum(seconds for part, seconds in self.run.items() if part != "start")
+
+    @property
+    def total_s(self) -> float:
+        """From the command to its end."""
+        return sum(self.run.values())
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The shortest and the longest time from the command to its end that are likely."""
+        return self.total_s / (1 + self.error_frac), self.total_s * (1 + self.error_frac)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the forecast as JSON values."""
+        low_s, high_s = self.range_s
+        return {
+            "precision": self.precision, "step_s": self.step_s, "step": dict(self.step), "train_s": self.train_s,
+            "total_s": self.total_s, "run": dict(self.run), "low_s": low_s, "high_s": high_s,
+            "doubts": list(self.doubts),
+        }  # fmt: skip
+
+
+def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
+    """Return how long the run will take on the machine that has these rates."""
+    precision = chosen_precision(rates, anatomy, work)
+    clock = _Passes(rates, anatomy, precision)
+    steps = [clock.step(step, work) for step in work.steps]
+    by_rows = {"data", "forward", "backward"}
+    step: dict[StepPart, float] = {
+        part: float(np.mean([one[part] for one in steps])) * (_usual_rows(work) if part in by_rows else 1.0)
+        for part in STEP_PARTS
+    }
+    evaluation = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
+    run: dict[RunPart, float] = {
+        "start": _start_s(rates, anatomy, work),
+        **{part: seconds * work.n_steps for part, seconds in step.items()},
+        "evaluation": work.n_evaluations * work.n_eval_batches * evaluation,
+        "saving": work.n_saves * work.save_bytes * rates.numbers["save_byte"],
+    }
+    doubts = tuple(_doubts(rates, anatomy, work, precision))
+    error = math.hypot(_USUAL_ERROR, rates.noise, *(width for _, width in doubts))
+    return Seconds(
+        precision=precision, step=step, run=run, error_frac=error, doubts=tuple(text for text, _ in doubts)
+    )  # fmt: skip
+
+
+def _usual_rows(work: Workload) -> float:
+    """Return how many times as many tokens a step of the run has as those that were looked at."""
+    looked_at = sum(batch.n_tokens for step in work.steps for batch in step) / len(work.steps)
+    return 1.0 if work.n_tokens is None or not looked_at else work.n_tokens / max(work.n_steps, 1) / looked_at
+
+
+def chosen_precision(rates: Rates, anatomy: Anatomy, work: Workload) -> str:
+    """Return the number format of the run: for `auto` the one that its trial before the first step would choose."""
+    if anatomy.precision != "auto":
+        return anatomy.precision
+    n_weights = sum(one.n_weights * one.times for one in anatomy.products)
+    if 6.0 * n_weights * _TRIAL_TOKENS < LEAST_FLOP:
+        return "fp32"
+    fp32_s, bf16_s = (_trial_s(rates, anatomy, work, form) for form in FORMATS)
+    return "bf16" if fp32_s >= MARGIN * bf16_s else "fp32"
+
+
+def _trial_s(rates: Rates, anatomy: Anatomy, work: Workload, form: str) -> float:
+    batch = work.steps[0][0]
+    n_rows = max(1, min(batch.n_rows, int(batch.n_rows * _TRIAL_TOKENS / max(batch.n_computed, 1))))
+    lengths = batch.lengths[:n_rows]
+    n_computed = n_rows * batch.padded_to if batch.padded_to else int(lengths.sum())
+    n_targets = max(1, round(batch.n_targets * n_computed / max(batch.n_computed, 1)))
+    few = replace(batch, lengths=lengths, n_computed=n_computed, n_targets=n_targets)
+    return sum(_Passes(rates, anatomy, form).trained(few).values())
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The passes of one model on one machine in one format."""
+
+    rates: Rates
+    anatomy: Anatomy
+    precision: str
+
+    @property
+    def kind(self) -> Kind:
+        return "decoder" if self.anatomy.causal else "encoder"
+
+    @property
+    def block_weights(self) -> float:
+        """Weights in the products of a block, the mean of all."""
+        total = sum(one.n_weights * one.times for one in self.anatomy.products_of("blocks"))
+        return total / max(self.anatomy.layers, 1)
+
+    @property
+    def n_frozen(self) -> float:
+        """Blocks below the first trained weight: the backward pass ends before them."""
+        if self.anatomy.adapter_rank or self.anatomy.trained["embeddings"]:
+            return 0.0
+        products = self.anatomy.products_of("blocks")
+        total = sum(one.n_weights * one.times for one in products)
+        frozen = sum(one.n_weights * one.times for one in products if not one.trained)
+        return self.anatomy.layers * frozen / max(total, 1)
+
+    def step(self, batches: Sequence[MicroBatch], work: Workload) -> dict[StepPart, float]:
+        """Return the parts of a step over these micro-batches."""
+        passes = [self.trained(batch) for batch in batches]
+        return {
+            "data": sum(batch.n_rows for batch in batches) * self.rates.numbers["row"],
+            "forward": sum(one["forward"] for one in passes),
+            "backward": sum(one["backward"] for one in passes) + (len(passes) - 1) * self._sum_s(),
+            "exchange": self._exchange_s(work.n_ranks),
+            "optimizer": self.rates.optimizer_s(self.anatomy.optimizer, self._updated(work)),
+        }
+
+    def trained(self, batch: MicroBatch) -> dict[Part, float]:
+        """Return the forward and the backward pass of a micro-batch."""
+        narrow = self._narrow(batch)
+        found: dict[Part, float] = {}
+        for part in ("forward", "backward"):
+            products, attention = self._block(batch, part)
+            trained = self.anatomy.layers - (self.n_frozen if part == "backward" else 0.0)
+            of_blocks = trained * (products * (1.0 if part == "forward" else self._of_frozen()) + attention)
+            of_blocks -= narrow * products if trained >= 1 else 0.0
+            found[part] = of_blocks + self._pairs(batch, part) + self._ends(batch, part)
+        found["backward"] += self._again(batch)
+        found["forward"] += self._head(batch)
+        return found
+
+    def evaluated(self, batch: MicroBatch) -> float:
+        """Return the pass of an evaluation batch."""
+        products, attention = self._block(batch, "forward")
+        of_blocks = self.anatomy.layers * (products + attention) - self._narrow(batch) * products
+        head = self._head(batch) / 3.0  # without the gradients of states and weights
+        data = batch.n_rows * self.rates.numbers["row"]
+        return of_blocks + self._ends(batch, "forward") + head + self._pairs(batch, "forward") + data
+
+    def _block(self, batch: MicroBatch, part: Part) -> tuple[float, float]:
+        """Return the time of a block's products, with all between them, and that of its attention."""
+        anatomy, rates = self.anatomy, self.rates
+        lengths = np.full(batch.n_rows, batch.padded_to) if batch.padded_to else batch.lengths
+        products = rates.block_s(self.kind, self.precision, part, self.block_weights, batch.n_computed)
+        attention = rates.attention_s(
+            self.kind, self.precision, part, anatomy.head_width or 64, lengths, anatomy.attention_width
+        )
+        return products, attention
+
+    def _narrow(self, batch: MicroBatch) -> float:
+        """Return the share of the last block's products that is left out, as the head reads few of the tokens."""
+        reads_all = self.anatomy.causal or self.anatomy.model_class.endswith(_READS_ALL)
+        if reads_all or not self.anatomy.packed or self.anatomy.layers == 0:
+            return 0.0
+        keys_and_values = 2 * self.anatomy.width * self.anatomy.kv_heads * self.anatomy.head_width
+        unread = 1.0 - min(batch.n_targets / max(batch.n_computed, 1), 1.0)
+        return unread * max(1.0 - keys_and_values / max(self.block_weights, 1), 0.0)
+
+    def _of_frozen(self) -> float:
+        """Return the share of a backward pass that blocks take some of whose weights are not trained."""
+        products = self.anatomy.products_of("blocks")
+        total = sum(one.n_weights * one.times for one in products)
+        trained = sum(one.n_weights * one.times for one in products if one.trained)
+        if self.n_frozen or not total:
+            return 1.0
+        frozen = self.rates.numbers[f"frozen {self.precision if self.precision in FORMATS else 'fp32'}"]
+        return frozen + (1.0 - frozen) * trained / total
+
+    def _pairs(self, batch: MicroBatch, part: Part) -> float:
+        """Return the time of low-rank pairs next to layers: reads and writes of what these take and give."""
+        adapted = [one for one in self.anatomy.products if one.rank]
+        numbers = sum(one.times * (one.n_in + 2 * one.n_out) for one in adapted) * batch.n_computed
+        return (1.0 if part == "forward" else 2.0) * 4 * numbers * self.rates.numbers["copy_byte"]
+
+    def _ends(self, batch: MicroBatch, part: Part) -> float:
+        return self.rates.ends_s(self.kind, self.precision, part, self.anatomy.width, batch.n_computed)
+
+    def _head(self, batch: MicroBatch) -> float:
+        """Return the time of the head's products, forward and backward; those of a narrow one are in the ends."""
+        weights = sum(one.n_weights * one.times for one in self.anatomy.products_of("head"))
+        return 0.0 if weights < self.anatomy.width * 64 else self.rates.head_s(self.precision, weights, batch.n_targets)
+
+    def _again(self, batch: MicroBatch) -> float:
+        """Return the time of what backward computes again; of native blocks all but the last product."""
+        if self.anatomy.checkpointing is None:
+            return 0.0
+        products, attention = self._block(batch, "forward")
+        if self.anatomy.checkpointing == "selective":
+            return self.anatomy.layers * _SELECTIVE * products
+        last = self.anatomy.inner_width * self.anatomy.width / max(self.block_weights, 1)
+        share = 1.0 - min(last, 0.5) if self.rates.key.operators != "torch" else 1.0
+        return self.anatomy.layers * (share * products + attention)
+
+    def _sum_s(self) -> float:
+        """Return the time of adding a micro-batch's gradients to those of the step: two reads and a write."""
+        return 1.5 * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
+
+    def _exchange_s(self, n_ranks: int) -> float:
+        """Return the time of summing gradients between ranks of this machine: each byte is copied about three times."""
+        if n_ranks < 2:
+            return 0.0
+        share = 2 * (n_ranks - 1) / n_ranks
+        return 3 * share * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
+
+    def _updated(self, work: Workload) -> float:
+        """Return how many weights an update changes: whet's AdamW skips vocabulary rows that no text has used."""
+        anatomy = self.anatomy
+        head = sum(one.n_weights for one in anatomy.products_of("head"))
+        table = anatomy.vocabulary * anatomy.width
+        is_tied = head >= table > anatomy.parameters["head"]
+        skips = anatomy.optimizer in ("auto", "adamw_whet") and self.rates.key.operators != "torch"
+        if not skips or is_tied or anatomy.trained["embeddings"] < table or not table:
+            return anatomy.n_trained
+        rows_per_step = sum(map(_n_rows, work.steps)) / len(work.steps)
+        tokens = work.n_rows * work.tokens_per_step / max(rows_per_step, 1)
+        unused = table * (1.0 - min(tokens**_WORDS_EXPONENT / anatomy.vocabulary, 1.0))
+        return anatomy.n_trained - unused
+
+
+def _n_rows(step: Sequence[MicroBatch]) -> int:
+    return sum(batch.n_rows for batch in step)
+
+
+def _start_s(rates: Rates, anatomy: Anatomy, work: Workload) -> float:
+    """Return the time before the first step: imports, weights, and the trial by which `auto` chooses."""
+    loading = _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"]
+    trial = sum(_trial_s(rates, anatomy, work, form) for form in FORMATS) if anatomy.precision == "auto" else 0.0
+    return rates.numbers["start"] + loading + _TRIAL_ROUNDS * trial
+
+
+def _doubts(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> Iterator[tuple[str, float]]:
+    """Yield what the forecast knows less well than usual, and how much wider that makes its range."""
+    passes = _Passes(rates, anatomy, precision)
+    block = rates.surfaces[f"block {passes.kind} fp32 forward"]
+    n_tokens = work.tokens_per_step / max(len(work.steps[0]), 1)
+    if rates.is_busy:
+        yield "other programs ran when this machine's speed was measured", 0.20
+    if not anatomy.packed:
+        yield "the model trains with padding, without whet's fused blocks", 0.40
+    if not rates.knows(precision):
+        yield f"{precision} is not measured on this machine", 1.0
+    if not block.covers(passes.block_weights, n_tokens):
+        yield "its blocks or batches are far larger or smaller than those measured", 0.15
+    if anatomy.adapter_rank:
+        yield "adapters are not measured, only what they add in bytes", 0.10
+    if not rates.knows_optimizer(anatomy.optimizer):
+        yield f"the update of {anatomy.optimizer} is not measured, AdamW's is", 0.15
+    if work.n_ranks > 1:
+        yield "the exchange between ranks is estimated from copies in memory", 0.20
+    if work.sampled:
+        yield "only some of the run's steps were looked at", 0.03
+
+
+# ---- what a setting costs ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a setting adds to a run, next to the same run without it."""
+
+    flag: str
+    seconds: float
+    """Added to the run; below zero: saved."""
+    frac: float
+    """The same as a share of the run without it."""
+    without: str
+    """What to change on the command line."""
+
+
+def prices(rates: Rates, anatomy: Anatomy, work: Workload) -> list[Price]:
+    """Return what the settings of a run cost in time that another choice would save, the most expensive first."""
+    now = forecast(rates, anatomy, work)
+    found: list[Price] = []
+
+    def compare(flag: str, without: str, other_anatomy: Anatomy, other_work: Workload) -> None:
+        other = forecast(rates, other_anatomy, other_work)
+        more = now.train_s - other.train_s
+        if other.train_s > 0 and more > 0:
+            found.append(Price(flag=flag, seconds=more, frac=more / other.train_s, without=without))
+
+    if anatomy.precision not in ("auto", "fp32") and rates.knows(anatomy.precision):
+        compare(f"--{anatomy.precision}", "leave it out: --precision auto measures", _in("auto", anatomy), work)
+    if anatomy.checkpointing is not None:
+        compare(
+            "--gradient_checkpointing",
+            "leave it out if the memory is there",
+            replace(anatomy, checkpointing=None),
+            work,
+        )
+    if any(len(step) > 1 for step in work.steps):
+        joined = replace(work, steps=tuple((_joined(step),) for step in work.steps))
+        compare("--gradient_accumulation_steps", "use one larger batch if the memory is there", anatomy, joined)
+    return sorted(found, key=lambda price: -price.seconds)
+
+
+def _in(precision: str, anatomy: Anatomy) -> Anatomy:
+    return replace(anatomy, precision=precision)
+
+
+def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
+    """Return the micro-batches of a step as one."""
+    padded_to = max(batch.padded_to for batch in step)
+    n_rows = sum(batch.n_rows for batch in step)
+    return MicroBatch(
+        lengths=np.concatenate([batch.lengths for batch in step]),
+        n_computed=n_rows * padded_to if padded_to else sum(batch.n_computed for batch in step),
+        n_targets=sum(batch.n_targets for batch in step),
+        padded_to=padded_to,
+    )
+
+
+# ---- for people ----
+
+_WORDS: Mapping[str, str] = {
+    "start": "imports, weights and the choice of a format",
+    "data": "batches",
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "exchange": "exchange between ranks",
+    "optimizer": "updates",
+    "evaluation": "evaluations",
+    "saving": "checkpoints",
+}
+_LEAST_FRAC = 0.005
+"""Parts of a run with a smaller share are not shown."""
+_NAME, _AMOUNT, _SHARE = 44, 12, 8
+
+
+def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
+    """Return the time by part, the sum with its range, what widens it, and what settings cost."""
+    total = max(found.total_s, 1e-9)
+    rows = [
+        _row(_WORDS[part], console.duration(seconds), f"{seconds / total:.0%}")
+        for part, seconds in found.run.items()
+        if seconds >= _LEAST_FRAC * total
+    ]
+    low, high = (console.duration(seconds) for seconds in found.range_s)
+    head = f"time with {console.plural(rates.key.threads, 'thread')} of {rates.key.processor}, {found.precision}"
+    rows += [
+        "  " + "-" * (_NAME + _AMOUNT + _SHARE),
+        _row("from the command to its end", console.duration(found.total_s), ""),
+    ]
+    texts = [f"between {low} and {high}; a step takes {_fine(found.step_s)}"]
+    texts += [f"less sure, as {doubt}" for doubt in found.doubts]
+    texts += [
+        f"{price.flag} costs {console.duration(price.seconds)} ({price.frac:.0%}): {price.without}" for price in costs
+    ]
+    folded = [line for text in texts for line in console.folded_message(f"  {text}", console.width(), "    ")]
+    return [console.shorten(head, console.width()), *rows, *folded]
+
+
+def _row(name: str, amount: str, share: str) -> str:
+    return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
+
+
+def _fine(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"

@@ -1,0 +1,74 @@
+"""A forecast as text: a table of its parts that fits a terminal, and a line for the start of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet import console
+from whet.plan.anatomy import Anatomy, Workload
+from whet.plan.memory import PARTS, MemoryForecast
+
+_NAME, _AMOUNT, _SHARE = 44, 12, 8
+
+
+def table(sizes: Anatomy, work: Workload, forecast: MemoryForecast) -> list[str]:
+    """Return what the run is, its memory by part, the sum, what is free, and whether it fits."""
+    return [*_of_run(sizes, work, forecast), "", *of_memory(forecast)]
+
+
+def of_memory(forecast: MemoryForecast) -> list[str]:
+    """Return the memory by part, the sum, what is free, and whether it fits."""
+    total = max(forecast.peak_bytes, 1)
+    rows = [
+        _row(PARTS[name], console.amount(n_bytes), f"{n_bytes / total:.0%}") for name, n_bytes in forecast.parts.items()
+    ]
+    rule = "  " + "-" * (_NAME + _AMOUNT + _SHARE)
+    rows += [rule, _row(f"at the peak, {forecast.moment}", console.amount(forecast.peak_bytes), "")]
+    if forecast.free_bytes is not None:
+        share = f"{forecast.peak_bytes / max(forecast.free_bytes, 1):.0%}"
+        rows.append(_row("free for this run", console.amount(forecast.free_bytes), share))
+    return ["memory of one rank", *rows, f"  {verdict(forecast)}"]
+
+
+def verdict(forecast: MemoryForecast) -> str:
+    """Return whether the run fits, in words."""
+    if forecast.why:
+        low, high = (console.amount(size) for size in (forecast.low_bytes or 0, forecast.peak_bytes))
+        return f"between {low} and {high}: {forecast.why}"
+    if forecast.free_bytes is None:
+        return "this system does not say what is free"
+    if not forecast.fits:
+        return f"does not fit: {console.amount(forecast.peak_bytes - forecast.free_bytes)} too much"
+    return "fits, barely" if forecast.is_tight else "fits"
+
+
+def _of_run(sizes: Anatomy, work: Workload, forecast: MemoryForecast) -> list[str]:
+    trained = "" if sizes.trained_frac == 1 else f", {sizes.trained_frac:.2%} trained"
+    batches = len(work.heaviest)
+    each = console.plural(batches, "micro-batch") if batches == 1 else f"{batches} micro-batches"
+    lines = {
+        "model": f"{sizes.model_class}, {console.count(sizes.n_parameters)} parameters{trained}",
+        "batches": f"{'packed' if sizes.packed else 'padded'}, {each} a step, at most "
+        f"{console.plural(forecast.micro_batch_tokens, 'token')} in one",
+        "settings": _settings(sizes),
+        "length": f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}",
+    }
+    return [console.shorten(f"{label:<11}{text}", console.width()) for label, text in lines.items()]
+
+
+def _settings(sizes: Anatomy) -> str:
+    parts = [sizes.precision, f"optim {sizes.optimizer}"]
+    parts += [f"checkpointing {sizes.checkpointing}"] if sizes.checkpointing else []
+    parts += ["optimizer in backward"] if sizes.in_backward else []
+    parts += [f"LoRA of rank {sizes.adapter_rank}"] if sizes.adapter_rank else []
+    return ", ".join(parts)
+
+
+def _row(name: str, amount: str, share: str) -> str:
+    return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
+
+
+def in_short(forecast: MemoryForecast) -> Sequence[str]:
+    """Return the parts of the line about memory at the start of a run."""
+    free = [] if forecast.free_bytes is None else [f"of {console.amount(forecast.free_bytes)} free"]
+    return [" ".join([f"{console.amount(forecast.peak_bytes)} forecast", *free])]

@@ -1,0 +1,150 @@
+"""`whet plan` and `--dry_run`: what they print, for models that exist and for those of the guides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_rates import known_rates
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from text_tasks import save_encoder, topic_rows, words, write_csv
+from whet.cli.main import run
+from whet.config.arguments import TrainingArguments
+from whet.config.ranks import Place
+from whet.engine.description import planned_bytes
+from whet.models.loading.adapter import quiet_peft
+from whet.plan.rates import as_json
+from whet.plan.rehearsal import Rehearsal
+
+GB = 1e9
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model, and a file of rows next to it."""
+    save_encoder(tmp_path / "model")
+    write_csv(tmp_path / "train.csv", topic_rows())
+    return tmp_path
+
+
+def _planned(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str, **options: Any) -> dict[str, Any]:
+    given = words(
+        "plan", folder / "model", folder / "out", "--json", *flags, train_file=folder / "train.csv", **options
+    )
+    assert run(given) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_has_the_bytes_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = _planned(folder, capsys)["memory"]
+    assert run(words("classify", folder / "model", folder / "out", "--do_train", train_file=folder / "train.csv")) == 0
+    log = (folder / "out" / "run.log").read_text()
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / "out" / "model.safetensors")
+    parts = memory["parts"]
+    assert sum(parts.values()) == memory["peak_bytes"]
+    weights = sum(one.nbytes for one in saved.values())
+    assert parts["weights"] == pytest.approx(weights, rel=0.02)  # buffers, such as position ids, are not saved
+    assert parts["optimizer"] == 2 * weights
+    assert "optimizer state" in log
+
+
+def test_a_plan_reads_no_weights_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path for path in folder.rglob("*"))
+    _planned(folder, capsys, per_device_train_batch_size=12)
+    assert sorted(path for path in folder.rglob("*")) == before
+
+
+def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words(
+        "classify", folder / "model", folder / "out", "--do_train", "--dry_run", train_file=folder / "train.csv"
+    )
+    assert run(given) == 0
+    out = capsys.readouterr().out
+    assert "memory of one rank" in out
+    assert "optimizer state" in out
+    assert "a step takes" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not (folder / "out").exists()
+
+
+def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    time, longer = (_planned(folder, capsys, num_train_epochs=n)["time"] for n in (1, 3))
+    assert time["total_s"] == pytest.approx(sum(time["run"].values()))
+    assert longer["run"]["forward"] == pytest.approx(3 * time["run"]["forward"])
+    again = _planned(folder, capsys, gradient_checkpointing=True)["time"]
+    assert [price["flag"] for price in again["prices"]] == ["--gradient_checkpointing"]
+    assert "time" not in _planned(folder, capsys, "--no_time")
+
+
+def test_the_time_on_another_machine_is_that_of_its_rates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = known_rates(numbers=known_rates().numbers | {"start": 1000.0})
+    machine = {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": None}
+    for rates in ({}, {"training_rates": as_json(there)}):
+        (folder / "report.json").write_text(json.dumps({"machine": machine, **rates}))
+        found = _planned(folder, capsys, hardware=folder / "report.json")
+        assert ("time" in found) == bool(rates)
+    assert found["time"]["run"]["start"] > 1000
+
+
+def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = _planned(folder, capsys, memory="100MB")["memory"]
+    assert memory["free_bytes"] == 100_000_000
+    assert memory["fits"] is False
+    assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
+
+
+def test_the_report_of_another_machine_says_what_is_free(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = {"machine": {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": 2_000_000_000}}
+    (folder / "report.json").write_text(json.dumps(report))
+    assert _planned(folder, capsys, hardware=folder / "report.json")["memory"]["free_bytes"] == 2_000_000_000
+    (folder / "report.json").write_text("{}")
+    given = words("plan", folder / "model", folder / "out", hardware=folder / "report.json")
+    assert run(given) == 78
+    assert "run whet doctor --json there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["qa", "classify", "tag"])
+def test_rows_are_made_up_without_data(task: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("plan", folder / "model", folder / "out", "--json", max_seq_length=24, doc_stride=8)
+    assert run([given[0], task, *given[1:]]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["micro_batch_tokens"] == pytest.approx(6 * 24, rel=0.1)
+
+
+def test_the_task_follows_from_the_data_and_is_named_if_not_known(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": [
+        {"context": "the boat lay", "qas": [{"id": "1", "question": "what?", "answers": [
+            {"text": "boat", "answer_start": 4}]}]}]}]}))  # fmt: skip
+    given = words("plan", folder / "model", folder / "out", "--json", train_file=folder / "train.json", doc_stride=8)
+    assert run(given) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "qa"
+    assert run(["plan", "swimming", *given[1:]]) == 78
+    assert "whet trains classify, lm, qa, tag" in capsys.readouterr().err
+
+
+def test_the_figures_of_the_guides_come_out() -> None:
+    """7 billion parameters: AdamW and the gradients take 84 GB; with 200 million in an adapter, 2.4 GB."""
+    config = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
+    args = TrainingArguments(output_dir="unused", use_cpu=True, optim="adamw_whet")
+    place = Place()
+    with Rehearsal(), quiet_peft():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        n_weights = sum(one.numel() for one in model.parameters())
+        alone = planned_bytes(model, args, None, place)
+        bits = planned_bytes(model, TrainingArguments(output_dir="unused", optim="adamw_whet_8bit"), None, place)
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=80, target_modules="all-linear"))
+        small = planned_bytes(adapted, args, None, place)
+    assert n_weights / 1e9 == pytest.approx(6.74, rel=0.01)
+    assert (alone.gradients + (alone.state or 0)) / GB * 7e9 / n_weights == pytest.approx(84, rel=0.001)
+    assert (small.gradients + (small.state or 0)) / GB == pytest.approx(2.4, rel=0.01)
+    assert (alone.state or 0) / GB * 3e9 / n_weights == pytest.approx(24, rel=0.001)
+    assert (bits.state or 0) / GB * 3e9 / n_weights == pytest.approx(6, rel=0.02)
