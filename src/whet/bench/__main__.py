@@ -18,7 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
-from whet.jobs.job import source_of
+from whet.jobs.task_run import source_of
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments

@@ -21,12 +21,12 @@ from whet.data.store import RowStore
 from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.job import Job, Part, engine_of, model_card, source_of
 from whet.jobs.judging import PredictionJudge, pooled
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
+from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
@@ -55,7 +55,7 @@ _FEW_TEXTS = 10
 """Labels that no number of texts is too small for."""
 
 
-def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> TaskRun:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
@@ -81,7 +81,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         padded_length=job.max_seq_length if job.pad_to_max_length else None,
         objective=lambda ready: taught(ready, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs),
     )
-    return Job(
+    return TaskRun(
         engine,
         args,
         parts,
@@ -91,9 +91,9 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     )
 
 
-def tables(job: Job) -> list[str]:
+def tables(run: TaskRun) -> list[str]:
     """Return the lines of the confusion matrices of the splits that were judged."""
-    judges = [job.parts[name].judge for name in SPLITS if name in job.parts]
+    judges = [run.parts[name].judge for name in SPLITS if name in run.parts]
     return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]
 
 

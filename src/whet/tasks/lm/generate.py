@@ -14,7 +14,7 @@ from transformers import GenerationConfig, set_seed
 from whet import console, log
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError, WhetError, escape_controls
-from whet.jobs.job import Job
+from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising import progress
 from whet.log import logger
 from whet.models.loading.adapter import load_trained
@@ -232,13 +232,13 @@ def _no_room(n_tokens: int, limit: int | None, *, chat: bool) -> ConfigError:
     )
 
 
-def show_demo(job: Job, metrics: Mapping[str, float]) -> None:
+def show_demo(run: TaskRun, metrics: Mapping[str, float]) -> None:
     """Show what the model of `whet demo-lm` has learnt, and a text that it writes."""
-    before = next(entry["eval_loss"] for entry in job.engine.state.log_history if "eval_loss" in entry)
+    before = next(entry["eval_loss"] for entry in run.engine.state.log_history if "eval_loss" in entry)
     print(f"\nperplexity before training {math.exp(before):,.0f}, after {metrics['eval_perplexity']:,.0f}\n")
-    folder, engine = job.args.output_dir, job.engine
+    folder, engine = run.args.output_dir, run.engine
     asked = GenerateArguments(model=folder, prompt="The", max_new_tokens=80, do_sample=True, temperature=0.8)
-    set_seed(job.args.seed)
+    set_seed(run.args.seed)
     writer = Writer(engine.model.eval(), engine.spec.processing_class, asked)
     print(console.paragraph(f"The{writer.continued('The')}"))
     print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')

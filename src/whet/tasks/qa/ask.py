@@ -15,7 +15,7 @@ from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
 from whet.jobs.demo import DATA
-from whet.jobs.job import Job
+from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -113,14 +113,14 @@ def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: s
     return sorted(found, key=lambda answer: answer.text != best)
 
 
-def show_demo(qa: QaArguments, job: Job, metrics: Mapping[str, float]) -> None:
+def show_demo(qa: QaArguments, run: TaskRun, metrics: Mapping[str, float]) -> None:
     """Show what the model of `whet demo` has learnt, and its answers about texts that it has never seen."""
-    before = next(entry["eval_f1"] for entry in job.engine.state.log_history if "eval_f1" in entry)
+    before = next(entry["eval_f1"] for entry in run.engine.state.log_history if "eval_f1" in entry)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
     windows, decode = WindowOptions(with_labels=False), DecodeOptions.of(qa)
-    reader = Reader(job.engine.model, job.engine.spec.processing_class, windows, decode)
+    reader = Reader(run.engine.model, run.engine.spec.processing_class, windows, decode)
     for item in json.loads((DATA / "unseen.json").read_text("utf-8")):
         print(f"\n{console.paragraph(item['context'])}")
         show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])
-    folder = job.args.output_dir
+    folder = run.args.output_dir
     print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')

@@ -11,11 +11,11 @@ import torch
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.job import Job, Part, engine_of, model_card, source_of
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
+from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
 from whet.jobs.teacher import require_reads, taught
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
@@ -34,7 +34,7 @@ from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import WindowOptions, cached_windows
 
 
-def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
+def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> TaskRun:
     """Cut the windows, load the model and build its engine; raises every error before any training."""
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
@@ -57,7 +57,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
     card = model_card(qa, "question-answering")
-    return Job(engine, args, parts, card=card, reading=reading, asked=qa)
+    return TaskRun(engine, args, parts, card=card, reading=reading, asked=qa)
 
 
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:
