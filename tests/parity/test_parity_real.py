@@ -11,7 +11,7 @@ from padded_peers import SETTINGS, textbook_run, whet_run
 
 from engine import TrainingArguments
 from tiny import masked_loss
-from whet.jobs.task_run import Job
+from whet.jobs.task_run import TaskRun
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.task import TASK
@@ -57,7 +57,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
     assert ours.losses[-1] < ours.losses[0]
 
 
-def _fresh(job: Job) -> object:
+def _fresh(job: TaskRun) -> object:
     """Return a copy of the job's model as transformers made it."""
     model = job.engine.model
     untouched = type(model)(copy.deepcopy(model.config))

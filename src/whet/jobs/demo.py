@@ -63,7 +63,7 @@ def run_demo(
     """Train the task on the demo's data in its folder, and show what it reached; return the exit code.
 
     `marker` is the file that the demo writes first. `begin` makes what a demo needs that does not continue; `end` shows
-    the trained model, from the Job that has run and its metrics.
+    the trained model, from the TaskRun that has run and its metrics.
     """
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()

@@ -62,12 +62,12 @@ class Task:
     takes: Sequence[str] = ()
     """What it honours of `HONOURED_BY_CALLS` and `HONOURED_BY_LOSSES`; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
-    """Returns the Job over these examples, by split. `begin` calls it."""
+    """Returns the TaskRun over these examples, by split. `begin` calls it."""
     sample: Callable[[Any, int], tuple[str, str]]
     """Returns a file of so many examples that fill the rows which `job` allows: its suffix and its text."""
     predict: Callable[[PredictArguments, Mapping[str, Any]], int] | None = None
     """Writes the predictions that `whet predict` asks for; returns the exit code. Its second argument is the `reading`
-    of the Job that trained the model, empty for a model that was trained elsewhere. None: it has nothing to predict."""
+    of the run that trained the model, empty for a model that was trained elsewhere. None: it has nothing to predict."""
     metrics: Callable[[Any], Sequence[str]]
     """Returns the metrics that evaluations with these settings may compute, the usual one first."""
     shown: Shown
@@ -77,7 +77,7 @@ class Task:
     lower_is_better: bool = False
     """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
-    """Returns the lines that follow this table, from the Job that has run."""
+    """Returns the lines that follow this table, from the TaskRun that has run."""
 
     @property
     def table(self) -> Shown:
@@ -100,7 +100,7 @@ class Task:
             return self.read(seen, split)
 
     def begin(self, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> Any:
-        """Return the Job over these examples, whose new weights are those of the run's seed.
+        """Return the TaskRun over these examples, whose new weights are those of the run's seed.
 
         Refuses a resume with changed settings first.
         """

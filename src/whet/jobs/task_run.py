@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass
-class Job:
+class TaskRun:
     """What a run works on, and what it has measured."""
 
     engine: Engine

@@ -26,8 +26,8 @@ from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import (
-    Job,
     Part,
+    TaskRun,
     as_trained,
     engine_of,
     model_card,
@@ -63,7 +63,7 @@ _FEW_TEXTS = 10
 """Labels that no number of texts is too small for."""
 
 
-def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> TaskRun:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
@@ -89,7 +89,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         padded_length=job.max_seq_length if job.pad_to_max_length else None,
         objective=lambda ready: taught_by(ready, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs),
     )
-    return Job(
+    return TaskRun(
         engine,
         args,
         parts,
@@ -99,7 +99,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     )
 
 
-def tables(job: Job) -> list[str]:
+def tables(job: TaskRun) -> list[str]:
     """Return the lines of the confusion matrices of the splits that were judged."""
     judges = [job.parts[name].judge for name in SPLITS if name in job.parts]
     return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]

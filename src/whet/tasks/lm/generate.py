@@ -14,7 +14,7 @@ from transformers import GenerationConfig, set_seed
 from whet import console, log
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError, WhetError, escape_controls
-from whet.jobs.task_run import Job
+from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising import progress
 from whet.log import logger
 from whet.models.loading.adapter import load_trained
@@ -232,7 +232,7 @@ def _no_room(n_tokens: int, limit: int | None, *, chat: bool) -> ConfigError:
     )
 
 
-def show_demo(job: Job, metrics: Mapping[str, float]) -> None:
+def show_demo(job: TaskRun, metrics: Mapping[str, float]) -> None:
     """Show what the model of `whet demo-lm` has learnt, and a text that it writes."""
     before = next(entry["eval_loss"] for entry in job.engine.state.log_history if "eval_loss" in entry)
     print(f"\nperplexity before training {math.exp(before):,.0f}, after {metrics['eval_perplexity']:,.0f}\n")

@@ -28,7 +28,16 @@ from whet.engine.engine import Engine
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
-from whet.jobs.task_run import Job, Part, as_trained, engine_of, model_card, require_teacher_reads, source_of, taught_by
+from whet.jobs.task_run import (
+    Part,
+    TaskRun,
+    as_trained,
+    engine_of,
+    model_card,
+    require_teacher_reads,
+    source_of,
+    taught_by,
+)
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import check_max_length, each, require_memory, rust_tokenizer, text_batches
@@ -122,7 +131,7 @@ def weights_of_reference(model: nn.Module) -> str:
 _USUAL_LENGTH = 1024
 
 
-def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> TaskRun:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
@@ -160,7 +169,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
         before_steps=partial(_add_references, data) if by_preference else None,
     )
     card, reading = model_card(job, "text-generation"), {"max_length": length}
-    return Job(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
+    return TaskRun(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 
 def _add_references(data: Sequence[PairRows], engine: Engine) -> None:

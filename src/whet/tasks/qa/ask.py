@@ -18,7 +18,7 @@ from whet.errors import escape_controls
 from whet.jobs.demo import DATA
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.task_run import Job
+from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -117,7 +117,7 @@ def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: s
     return sorted(found, key=lambda answer: answer.text != best)
 
 
-def show_demo(qa: QaArguments, job: Job, metrics: Mapping[str, float]) -> None:
+def show_demo(qa: QaArguments, job: TaskRun, metrics: Mapping[str, float]) -> None:
     """Show what the model of `whet demo` has learnt, and its answers about texts that it has never seen."""
     before = next(entry["eval_f1"] for entry in job.engine.state.log_history if "eval_f1" in entry)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")

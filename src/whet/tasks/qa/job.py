@@ -12,8 +12,8 @@ from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import (
-    Job,
     Part,
+    TaskRun,
     as_trained,
     engine_of,
     model_card,
@@ -33,7 +33,7 @@ from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 
 
-def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
+def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> TaskRun:
     """Cut the windows, load the model and build its engine; raises every error before any training."""
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
@@ -56,7 +56,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
     card = model_card(qa, "question-answering")
-    return Job(engine, args, parts, card=card, reading=reading, asked=qa)
+    return TaskRun(engine, args, parts, card=card, reading=reading, asked=qa)
 
 
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:

@@ -27,8 +27,8 @@ from whet.jobs.judging import PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.task_run import (
-    Job,
     Part,
+    TaskRun,
     as_trained,
     engine_of,
     model_card,
@@ -55,7 +55,7 @@ _LONGEST_UNSAID = 10_000
 _USUAL_LENGTH = 512
 
 
-def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
+def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> TaskRun:
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
@@ -82,7 +82,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     )
     reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
-    return Job(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
+    return TaskRun(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
