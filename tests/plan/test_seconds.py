@@ -49,7 +49,7 @@ def work(*steps: tuple[MicroBatch, ...], **changes: Any) -> Workload:
 def test_the_parts_add_up_to_the_run() -> None:
     found = forecast(known_rates(), encoder(), work(n_evaluations=2, n_eval_batches=5, eval_batches=(batch(),)))
     assert found.step.keys() == set(STEP_PARTS)
-    assert found.train_s == pytest.approx(100 * found.step_s + found.run["evaluation"] + found.run["saving"])
+    assert found.train_s == pytest.approx(100 * found.step_s + found.run["evaluation"])
     assert found.total_s == pytest.approx(found.train_s + found.run["start"])
     low, high = found.range_s
     assert low < found.total_s < high
@@ -122,6 +122,9 @@ def test_a_vocabulary_costs_by_its_targets() -> None:
     few, many = (forecast(known_rates(), model, work((batch(n_targets=n),))) for n in (100, 1000))
     logits = 6 * 900 * head.n_weights / FLOPS["fp32"]
     assert many.step_s - few.step_s == pytest.approx(logits, rel=0.01)
+    frozen = replace(model, products=(*model.products[:-1], replace(head, trained=False)))
+    few, many = (forecast(known_rates(), frozen, work((batch(n_targets=n),))) for n in (100, 1000))
+    assert many.step_s - few.step_s == pytest.approx(2 / 3 * logits, rel=0.01)  # without the gradient of its weight
 
 
 def test_auto_takes_the_format_that_its_trial_would() -> None:
@@ -131,6 +134,13 @@ def test_auto_takes_the_format_that_its_trial_would() -> None:
     assert forecast(replace(rates, surfaces=slow), encoder(precision="auto"), work()).precision == "fp32"
     few = tuple(replace(one, n_in=8, n_out=8) for one in encoder().products)
     assert forecast(rates, encoder(precision="auto", products=few), work()).precision == "fp32"
+
+
+def test_a_format_other_than_fp32_is_tried_before_the_first_step() -> None:
+    tried = {name: forecast(known_rates(), encoder(precision=name), work()) for name in ("fp32", "bf16", "auto")}
+    assert tried["fp32"].run["trial"] == 0
+    assert tried["bf16"].run["trial"] == pytest.approx(tried["auto"].run["trial"])
+    assert 0 < tried["auto"].run["trial"] < 10 * tried["fp32"].step_s
 
 
 def test_an_optimizer_takes_what_was_measured_of_it() -> None:

@@ -191,7 +191,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     import sys
 
     from whet import log
-    from whet.jobs.dry_run import forecast
+    from whet.jobs.dry_run import forecast, rates_for
     from whet.plan import seconds, show
 
     log.set_up(logging.WARNING)
@@ -199,7 +199,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         found = forecast(task, job, args)
-        rates = _rates(asked) if asked.time else None
+        rates = rates_for(args, print, asked.hardware) if asked.time else None
     found = replace(found, memory=found.memory.with_free(_free(asked, found.memory.free_bytes)))
     facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
     if rates is not None:
@@ -212,18 +212,6 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     else:
         print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *lines]))
     return 0
-
-
-def _rates(asked: PlanArguments) -> Any:
-    """Return the rates of the machine that is planned for; None if its report has none."""
-    from whet.plan import rates
-
-    if asked.hardware is None:
-        return rates.of_this_machine(print)
-    found = rates.of_report(Path(asked.hardware))
-    if found is None:
-        print(f"no time: {asked.hardware} has no rates; run on that machine: whet doctor --rates --json")
-    return found
 
 
 def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
@@ -9,7 +11,10 @@ from whet.engine.forecast import Forecast, Held, of_run
 from whet.engine.update import build_optimizer
 from whet.hardware import memory, trim
 from whet.jobs.task import Task
+from whet.plan import rates as known_rates
+from whet.plan.rates import Rates
 from whet.plan.rehearsal import Rehearsal
+from whet.store import weights
 
 
 def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
@@ -28,3 +33,19 @@ def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
         trim.trim()()
     held = Held(resident_bytes=memory.resident_bytes() or 0, weights=False)
     return of_run(run, args.precision, optimizer, held, rehearsal)
+
+
+def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:
+    """Return the rates of the machine in the report of whet doctor, or of this one, which may be measured first.
+
+    None, and why it is so, if the report has none, or if the run here would use a GPU.
+    """
+    if report is not None:
+        found = known_rates.of_report(Path(report))
+        if found is None:
+            say(f"no time: {report} has no rates; run on that machine: whet doctor --rates --json")
+        return found
+    if weights.device_of(args.use_cpu).type != "cpu":
+        say("no time: what a GPU does in a second is not measured")
+        return None
+    return known_rates.of_this_machine(say)

@@ -91,16 +91,16 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
-    from whet.jobs.dry_run import forecast
-    from whet.plan import rates, seconds
+    from whet.jobs.dry_run import forecast, rates_for
+    from whet.plan import seconds
     from whet.plan import show as shown
 
     found = forecast(task, job, args)
-    known = rates.of_this_machine(lambda text: printing.show([text]))
-    sizes = (known, found.anatomy, found.workload)
-    took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
-    memory = shown.table(found.anatomy, found.workload, found.memory)
-    printing.show([*memory, "", *seconds.table(known, took, costs)])
+    rates = rates_for(args, lambda text: printing.show([text]))
+    printing.show(shown.table(found.anatomy, found.workload, found.memory))
+    if rates is not None:
+        sizes = (rates, found.anatomy, found.workload)
+        printing.show(["", *seconds.table(rates, seconds.forecast(*sizes), seconds.prices(*sizes))])
     return 0
 
 

@@ -55,7 +55,7 @@ _FORM = 1
 class Curve:
     """Seconds by one size, known at a few, in rising order: a power law between two of them.
 
-    Below the first size the law of the first two goes on, but seconds neither rise nor fall faster than the size; above
+    Below the first size the law of the first two holds, but seconds neither rise nor fall faster than the size; above
     the last they grow with the size.
     """
 

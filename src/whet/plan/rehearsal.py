@@ -39,7 +39,7 @@ _MADE = frozenset({"aten::zeros", "aten::empty", "aten::full", "aten::ones", "at
 
 
 _PICKING = frozenset({"aten::topk", "aten::argmax", "aten::sort", "aten::max"})
-"""Operators whose results say which of several places a value has, where the pass goes on by them."""
+"""Operators whose results say which of several places a value has, where the pass continues by them."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ from whet.plan.rates import FORMATS, Kind, Part, Rates
 from whet.precision.compare import LEAST_FLOP, MARGIN
 
 StepPart = Literal["data", "forward", "backward", "exchange", "optimizer"]
-RunPart = Literal["start", "data", "forward", "backward", "exchange", "optimizer", "evaluation", "saving"]
+RunPart = Literal["start", "trial", "data", "forward", "backward", "exchange", "optimizer", "evaluation", "saving"]
 STEP_PARTS: tuple[StepPart, ...] = ("data", "forward", "backward", "exchange", "optimizer")
 
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 512, 3
-"""Tokens of a pass by which `--precision auto` chooses, and how often both formats run, about."""
-_USUAL_ERROR = 0.10
+"""Tokens of the passes that compare two formats before the first step, and how often both run, about."""
+_NARROW_HEAD = 64
+"""A head with fewer outputs for each number of the width is one of those that were timed around the blocks."""
+_USUAL_ERROR = 0.15
 _WORDS_EXPONENT = 0.715
 """A text of n tokens uses about n to this power of a vocabulary's rows (Heaps' law)."""
 _LOAD_FACTOR = 4.0
@@ -56,7 +58,7 @@ class Seconds:
 
     @property
     def train_s(self) -> float:
-        """From the first step to the end, evaluations and checkpoints included."""
+        """The training, with its trial of a number format, evaluations and checkpoints."""
         return sum(seconds for part, seconds in self.run.items() if part != "start")
 
     @property
@@ -91,10 +93,11 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
     }
     evaluation = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
     run: dict[RunPart, float] = {
-        "start": _start_s(rates, anatomy, work),
+        "start": rates.numbers["start"] + _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"],
+        "trial": _trial_s(rates, anatomy, work, precision),
         **{part: seconds * work.n_steps for part, seconds in step.items()},
         "evaluation": work.n_evaluations * work.n_eval_batches * evaluation,
-        "saving": work.n_saves * work.save_bytes * rates.numbers["save_byte"],
+        "saving": work.n_saves * work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"]),
     }
     doubts = tuple(_doubts(rates, anatomy, work, precision))
     error = math.hypot(_USUAL_ERROR, rates.noise, *(width for _, width in doubts))
@@ -113,14 +116,26 @@ def chosen_precision(rates: Rates, anatomy: Anatomy, work: Workload) -> str:
     """Return the number format of the run: for `auto` the one that its trial before the first step would choose."""
     if anatomy.precision != "auto":
         return anatomy.precision
-    n_weights = sum(one.n_weights * one.times for one in anatomy.products)
-    if 6.0 * n_weights * _TRIAL_TOKENS < LEAST_FLOP:
+    if not _is_tried(anatomy):
         return "fp32"
-    fp32_s, bf16_s = (_trial_s(rates, anatomy, work, form) for form in FORMATS)
+    fp32_s, bf16_s = (_pass_of_trial_s(rates, anatomy, work, form) for form in FORMATS)
     return "bf16" if fp32_s >= MARGIN * bf16_s else "fp32"
 
 
-def _trial_s(rates: Rates, anatomy: Anatomy, work: Workload, form: str) -> float:
+def _is_tried(anatomy: Anatomy) -> bool:
+    """Return whether a training times passes in two formats before its first step: to choose one, or to warn of it."""
+    n_weights = sum(one.n_weights * one.times for one in anatomy.products)
+    return anatomy.precision != "fp32" and 6.0 * n_weights * _TRIAL_TOKENS >= LEAST_FLOP
+
+
+def _trial_s(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> float:
+    if not _is_tried(anatomy):
+        return 0.0
+    other = "bf16" if anatomy.precision == "auto" else precision
+    return _TRIAL_ROUNDS * sum(_pass_of_trial_s(rates, anatomy, work, form) for form in ("fp32", other))
+
+
+def _pass_of_trial_s(rates: Rates, anatomy: Anatomy, work: Workload, form: str) -> float:
     batch = work.steps[0][0]
     n_rows = max(1, min(batch.n_rows, int(batch.n_rows * _TRIAL_TOKENS / max(batch.n_computed, 1))))
     lengths = batch.lengths[:n_rows]
@@ -231,8 +246,12 @@ class _Passes:
 
     def _head(self, batch: MicroBatch) -> float:
         """Return the time of the head's products, forward and backward; those of a narrow one are in the ends."""
-        weights = sum(one.n_weights * one.times for one in self.anatomy.products_of("head"))
-        return 0.0 if weights < self.anatomy.width * 64 else self.rates.head_s(self.precision, weights, batch.n_targets)
+        products = self.anatomy.products_of("head")
+        weights = sum(one.n_weights * one.times for one in products)
+        if weights < self.anatomy.width * _NARROW_HEAD:
+            return 0.0
+        trained = sum(one.n_weights * one.times for one in products if one.trained) / weights
+        return (2 + trained) / 3 * self.rates.head_s(self.precision, weights, batch.n_targets)
 
     def _again(self, batch: MicroBatch) -> float:
         """Return the time of what backward computes again; of native blocks all but the last product."""
@@ -275,13 +294,6 @@ def _n_rows(step: Sequence[MicroBatch]) -> int:
     return sum(batch.n_rows for batch in step)
 
 
-def _start_s(rates: Rates, anatomy: Anatomy, work: Workload) -> float:
-    """Return the time before the first step: imports, weights, and the trial by which `auto` chooses."""
-    loading = _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"]
-    trial = sum(_trial_s(rates, anatomy, work, form) for form in FORMATS) if anatomy.precision == "auto" else 0.0
-    return rates.numbers["start"] + loading + _TRIAL_ROUNDS * trial
-
-
 def _doubts(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> Iterator[tuple[str, float]]:
     """Yield what the forecast knows less well than usual, and how much wider that makes its range."""
     passes = _Passes(rates, anatomy, precision)
@@ -314,9 +326,9 @@ class Price:
 
     flag: str
     seconds: float
-    """Added to the run; below zero: saved."""
+    """Added to the steps of the run."""
     frac: float
-    """The same as a share of the run without it."""
+    """The same as a share of those steps without it."""
     without: str
     """What to change on the command line."""
 
@@ -328,9 +340,9 @@ def prices(rates: Rates, anatomy: Anatomy, work: Workload) -> list[Price]:
 
     def compare(flag: str, without: str, other_anatomy: Anatomy, other_work: Workload) -> None:
         other = forecast(rates, other_anatomy, other_work)
-        more = now.train_s - other.train_s
-        if other.train_s > 0 and more > 0:
-            found.append(Price(flag=flag, seconds=more, frac=more / other.train_s, without=without))
+        least, more = other.step_s * work.n_steps, (now.step_s - other.step_s) * work.n_steps
+        if least > 0 and more > 0:
+            found.append(Price(flag=flag, seconds=more, frac=more / least, without=without))
 
     if anatomy.precision not in ("auto", "fp32") and rates.knows(anatomy.precision):
         compare(f"--{anatomy.precision}", "leave it out: --precision auto measures", _in("auto", anatomy), work)
@@ -366,7 +378,8 @@ def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
 # ---- for people ----
 
 _WORDS: Mapping[str, str] = {
-    "start": "imports, weights and the choice of a format",
+    "start": "imports and weights",
+    "trial": "the trial of the number format",
     "data": "batches",
     "forward": "forward passes",
     "backward": "backward passes",
