@@ -16,12 +16,13 @@ from typing import Any
 
 
 @cache
-def constants(package: str, name: str) -> Mapping[str, Any]:
-    """Return the syntax tree of this constant in each file of a package that has it, by the name of the module.
+def constants(room: str, name: str) -> Mapping[str, Any]:
+    """Return the syntax tree of this constant in each file that has it, by the name of the module in its room.
 
-    The constant is `NAME = ...` on one line, or ends with the first line that is a closing bracket alone.
+    A room is a package of this one, such as methods. The constant is `NAME = ...` on one line, or ends with the first
+    line that is a closing bracket alone.
     """
-    spec = find_spec(package)
+    spec = find_spec(f"{__package__}.{room}")
     assert spec is not None
     paths = {
         ".".join(path.relative_to(folder).with_suffix("").parts): path
@@ -42,6 +43,6 @@ def _constant(source: str, name: str) -> Any:
 _END = "\n)\n"
 
 
-def load(package: str, module: str) -> Any:
-    """Return a module of a package of plug-ins, imported now if nobody has wanted it so far."""
-    return import_module(f"{package}.{module}")
+def load(room: str, module: str) -> Any:
+    """Return a module of a room of plug-ins, imported now if nobody has wanted it so far."""
+    return import_module(f"{__package__}.{room}.{module}")

@@ -17,21 +17,21 @@ from whet.models.family import owner_of
 from whet.models.known import known
 from whet.optim import registry
 
-FAMILIES = "whet.models.families"
-_SRC = Path(whet.__file__).parents[1]
+FAMILIES = "models.families"
+_HOME = Path(whet.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("package", "constant"), [(FAMILIES, "PACKAGES"), (optimizer_names.PACKAGE, "OPTIMIZERS")], ids=["family", "optim"]
+    ("room", "constant"), [(FAMILIES, "PACKAGES"), (optimizer_names.ROOM, "OPTIMIZERS")], ids=["family", "optim"]
 )
-def test_every_file_of_the_folder_is_a_plug_in(package: str, constant: str) -> None:
-    folder = _SRC.joinpath(*package.split("."))
+def test_every_file_of_the_folder_is_a_plug_in(room: str, constant: str) -> None:
+    folder = _HOME.joinpath(*room.split("."))
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert files == plugins.constants(package, constant).keys()
+    assert files == plugins.constants(room, constant).keys()
 
 
 def test_every_card_of_the_folder_of_methods_is_a_method() -> None:
-    folder = _SRC.joinpath(*method_names.PACKAGE.split("."))
+    folder = _HOME.joinpath(*method_names.ROOM.split("."))
     with_card = {path.relative_to(folder) for path in folder.rglob("*.py") if "CARD = " in path.read_text("utf-8")}
     found = {Path(*file.module.split(".")).with_suffix(".py") for file in method_files().values()}
     assert found == with_card
@@ -67,6 +67,6 @@ def test_source_of_a_constant_ends_at_its_bracket(tmp_path: Path, monkeypatch: p
     (tmp_path / "shelf" / "one.py").write_text('"""One."""\n\nKINDS = ("a",)\nrest = ...\n', "utf-8")
     (tmp_path / "shelf" / "two.py").write_text('"""Two."""\n\nKINDS = (\n    "b",\n    "c",\n)\n\nfailing(\n', "utf-8")
     (tmp_path / "shelf" / "none.py").write_text('"""No KINDS = here."""\n', "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(whet, "__path__", [*whet.__path__, str(tmp_path)])
     found = plugins.constants("shelf", "KINDS")
     assert {name: [one.value for one in tree.elts] for name, tree in found.items()} == {"one": ["a"], "two": ["b", "c"]}

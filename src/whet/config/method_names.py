@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from whet import plugins
 
-PACKAGE = "whet.methods"
+ROOM = "methods"
 """Where the files of the methods are."""
 BY_NAME = "methods"
 """The setting that asks for methods by name."""
@@ -28,7 +28,7 @@ class MethodFile(NamedTuple):
 def method_files() -> Mapping[str, MethodFile]:
     """Return the file of each method by the name on its card, in the order of the files."""
     found = {}
-    for module, call in plugins.constants(PACKAGE, "CARD").items():
+    for module, call in plugins.constants(ROOM, "CARD").items():
         words = [one for one in call.keywords if isinstance(one.value, ast.Constant)]
         card: dict[str, Any] = {one.arg: one.value.value for one in words}
         found[card["name"]] = MethodFile(module, card["asked_by"], card.get("wanted_by", ""), card.get("needs", ""))

@@ -18,7 +18,7 @@ from whet.optional import extra, is_installed
 
 ENTRY_POINTS = "whet.optimizers"
 """Entry point group for optimizers of other packages: name = "module:function", called with (model, args, options)."""
-PACKAGE = "whet.optim.optimizers"
+ROOM = "optim.optimizers"
 """Where the files of the optimizers are."""
 
 
@@ -87,7 +87,7 @@ def module_of(name: str) -> str:
 
 
 def _files() -> Mapping[str, Any]:
-    return plugins.constants(PACKAGE, "OPTIMIZERS")
+    return plugins.constants(ROOM, "OPTIMIZERS")
 
 
 @cache
@@ -103,7 +103,7 @@ def _rows_in(module: str) -> list[Row]:
         ]
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{PACKAGE}.{module}: OPTIMIZERS is a tuple of Entry(...), whose texts and numbers are literals"
+            f"{ROOM}.{module}: OPTIMIZERS is a tuple of Entry(...), whose texts and numbers are literals"
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import nn
 
 from whet import plugins
-from whet.config.method_names import BY_NAME, PACKAGE, MethodFile, method_files
+from whet.config.method_names import BY_NAME, ROOM, MethodFile, method_files
 from whet.config.methods import MethodSettings
 from whet.methods.seam import Applied, Cost, Method
 from whet.models import record
@@ -28,7 +28,7 @@ _DEFAULTS = {one.name: one.default for one in fields(MethodSettings)}
 @cache
 def _method(name: str) -> Method:
     """Return the method of this name, imported now if nobody has asked for it so far."""
-    module: Any = plugins.load(PACKAGE, method_files()[name].module)
+    module: Any = plugins.load(ROOM, method_files()[name].module)
     missing = [name for name in ("STAGE", *_FUNCTIONS) if not hasattr(module, name)]
     wrong = [
         f"{name}({', '.join(wanted)})"

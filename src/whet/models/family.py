@@ -167,13 +167,13 @@ class Family:
         return any(cls.__name__ in names and (self.proven or self.owns(cls)) for cls in type(module).__mro__)
 
 
-_FILES = "whet.models.families"
+_ROOM = "models.families"
 
 
 @cache
 def _modules() -> Mapping[str, str]:
     """Return which file has the family of each package that defines classes, by its constant `PACKAGES`."""
-    found = plugins.constants(_FILES, "PACKAGES")
+    found = plugins.constants(_ROOM, "PACKAGES")
     return {package: module for module, tree in found.items() for package in ast.literal_eval(tree)}
 
 
@@ -189,7 +189,7 @@ def registered() -> Mapping[str, Family]:
 
 @cache
 def _families_in(module: str) -> tuple[Family, ...]:
-    file = plugins.load(_FILES, module)
+    file = plugins.load(_ROOM, module)
     odd = {family.package for family in file.FAMILIES} ^ {*file.PACKAGES}
     assert not odd, f"{module}.py: PACKAGES are not those of its FAMILIES: {odd}"
     return file.FAMILIES

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from whet import plugins
 from whet.card import Card
 from whet.config.arguments import TrainingArguments
-from whet.config.optimizer_names import PACKAGE, missing_package, module_of, names, options, plugged_in, rows
+from whet.config.optimizer_names import ROOM, missing_package, module_of, names, options, plugged_in, rows
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.optim.entry import Entry, Options, Request, Shapes, adam_settings, bytes_of, native_can_update
@@ -33,7 +33,7 @@ CARD = Card(
 def entry(name: str) -> Entry:
     """Return the optimizer of this name or alias; its file alone is imported."""
     own = names()[name].name
-    found: tuple[Entry, ...] = plugins.load(PACKAGE, module_of(own)).OPTIMIZERS
+    found: tuple[Entry, ...] = plugins.load(ROOM, module_of(own)).OPTIMIZERS
     return next(one for one in found if one.name == own)
 
 
