@@ -107,7 +107,7 @@ def test_a_higher_log_level_leaves_the_words_for_people_out(
 
 def test_a_run_that_fails_early_leaves_its_log_and_may_start_again(encoder: Path, tmp_path: Path) -> None:
     assert run(_words(encoder, tmp_path / "out", learning_rate=1e30, max_grad_norm=0, save_strategy="no")) == 70
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.log"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.jsonl", "run.log"]
     assert "NonFiniteError" in (tmp_path / "out" / "run.log").read_text("utf-8")
     assert run(_words(encoder, tmp_path / "out")) == 0
 

@@ -73,6 +73,7 @@ def test_run_writes_every_file(trained: Path) -> None:
     assert files(trained) == _MODEL | results | predictions | {
         "trainer_state.json",
         "run.log",
+        "run.jsonl",
         "README.md",
         "whet_task.json",
     }
@@ -171,7 +172,7 @@ def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0
     assert files(tmp_path / "again") == {
-        "eval_results.json", "all_results.json", "run.log", *(f"eval_{n}" for n in _PREDICTIONS)
+        "eval_results.json", "all_results.json", "run.log", "run.jsonl", *(f"eval_{n}" for n in _PREDICTIONS)
     }  # fmt: skip
     timed = ("runtime", "per_second", "epoch")
     first, second = (
@@ -266,7 +267,7 @@ def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path,
         encoder, tmp_path / "out", "--do_train", train_file=data / "v1.json", learning_rate=1e30, max_grad_norm=0
     )
     assert run(words) == 70
-    assert files(tmp_path / "out") == {"run.log"}  # nothing else was worth keeping
+    assert files(tmp_path / "out") == {"run.log", "run.jsonl"}  # nothing else was worth keeping
 
 
 def _process(words: list[str], **how: Any) -> Any:

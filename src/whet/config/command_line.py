@@ -84,6 +84,8 @@ class Loaded:
     text: str | None = None
     notes: list[str] = field(default_factory=list)
     """Notes about older names and settings without effect."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Setting that was given -> `command line` or `settings file`."""
 
 
 def load(command: Command, argv: Sequence[str]) -> Loaded:
@@ -94,7 +96,7 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
         raise _without_dashes(command, argv)
     if "help" in words.wants:
         return Loaded(text=render(command, every="help all" in words.wants))
-    taken = _take_all(words, command)
+    taken, sources = _take_all(words, command)
     values = {**taken.values, **command.usual(taken.values), **rest}
     drafts = [draft(part, _share(values, part)) for part in command.parts]
     said = [*taken.notes, *(note for one in drafts for note in notes(one))]
@@ -104,7 +106,7 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
         return Loaded(text=as_yaml(drafts), notes=said)
     found = [*taken.problems, *_broken(drafts, command)]
     refuse([*found, *command.places(*drafts)] if found else [])
-    return Loaded(settings=tuple(drafts), notes=said)
+    return Loaded(settings=tuple(drafts), notes=said, sources=sources)
 
 
 def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
@@ -151,8 +153,8 @@ def kinds_of(command: Command) -> dict[str, Any]:
     return {"config": str, **off, **known}
 
 
-def _take_all(words: Words, command: Command) -> Taken:
-    """Return the values of all sources, a later one over an earlier one."""
+def _take_all(words: Words, command: Command) -> tuple[Taken, dict[str, str]]:
+    """Return the values of all sources, a later one over an earlier one, and the source of each."""
     names = partial(Names.of, command.parts, also=command.own_flags)
     total = Taken(problems=list(words.problems), notes=list(words.notes))
     for path in words.config_files if command.takes_config else []:
@@ -162,9 +164,11 @@ def _take_all(words: Words, command: Command) -> Taken:
             total.problems += error.problems
             continue
         _add(total, take(given, names(where=f" in {path}")))
+    sources = dict.fromkeys(total.values, "settings file")
     flags = words.flags if command.takes_config else words.flags | _not_taken(words)
-    _add(total, take(flags, names(say="--{}".format), read_flag))
-    return total
+    by_flags = take(flags, names(say="--{}".format), read_flag)
+    _add(total, by_flags)
+    return total, sources | dict.fromkeys(by_flags.values, "command line")
 
 
 def _not_taken(words: Words) -> dict[str, object]:
@@ -253,7 +257,7 @@ def _spelled(
             problem = _wrong_lone(word, switch, name, named)
             if problem is None:
                 yield f"--{name}={word}"
-                named.add(str(name))
+                named |= {str(name)} if not is_many(kinds.get(str(name))) else set()
             else:
                 problems.append(problem)
             switch = None

@@ -21,7 +21,7 @@ from typing import Any
 from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
-from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
+from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME
 from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
@@ -91,7 +91,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 RECORD = "seed_finished.json"
-_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
+_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME}
 """Files of a seed that say nothing about its model."""
 _FILES = ("train_file", "validation_file", "test_file")
 _FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from whet.data.batch import Batch
@@ -55,6 +56,26 @@ def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> lis
     return [sum(column) for column in columns] or [0] * 4
 
 
+class Clock:
+    """Seconds that the parts of a run have taken in this process, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Add the time of the block to this part: data, forward_backward, update, evaluation or saving."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - began_s)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add time to this part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+
 @dataclass
 class Meter:
     """Counts of one run in this process; times come from the monotonic clock."""
@@ -80,6 +101,7 @@ class Meter:
     """Losses of the steps since the last log."""
     part_windows: dict[str, list[float]] = field(default_factory=dict)
     """Name of a part of the loss -> its values since the last log; empty for most losses."""
+    clock: Clock = field(default_factory=Clock)
 
     def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""
