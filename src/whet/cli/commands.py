@@ -17,6 +17,7 @@ COMMANDS = {
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,
+    "watch": "show how runs are going",
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "bench-methods": "measure each training technique on your model and machine",
@@ -33,7 +34,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s"}
+WITHOUT_TORCH = {"launch", "k8s", "watch"}
 """The commands that do not import torch."""
 
 
