@@ -21,6 +21,7 @@ COMMANDS = {
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "bench-methods": "measure each training technique on your model and machine",
+    "report": "write a page about a run, or several: errors, curves, settings",
     "doctor": "check this machine and installation, with advice",
 }
 """Name -> its line in `whet --help`."""
@@ -34,7 +35,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s", "watch"}
+WITHOUT_TORCH = {"launch", "k8s", "watch", "report"}
 """The commands that do not import torch."""
 
 

@@ -211,7 +211,8 @@ class Words:
 def split(argv: Sequence[str], kinds: Mapping[str, Any], lone: str | None = None, second: str | None = None) -> Words:
     """Return the words by name; `kinds` has the annotation of each known name.
 
-    A word without a name is the value of `lone`: `config`, or an option. A second one is that of the option `second`.
+    A word without a name is the value of `lone`: `config`, or an option, which takes all such words if it holds several
+    values. A second one is that of the option `second`.
     `--a-name`, `--a_name value` and `--a_name=value` are all read; the bare `--name` of a switch means true, and its
     `--no_name` false.
     """
@@ -536,7 +537,7 @@ def _add_completions(parser: argparse.ArgumentParser, command: Command) -> None:
             parser.add_argument(f"--{option.name}", action="append", nargs=nargs, choices=choices)
     for name in filter(None, (command.lone, command.second_lone)):
         kind = next((options_of(part)[name].kind for part in command.parts if name in options_of(part)), str)
-        parser.add_argument(name, nargs="?", choices=_choices(kind) or None)
+        parser.add_argument(name, nargs="*" if is_many(kind) else "?", choices=_choices(kind) or None)
 
 
 def _choices(kind: Any) -> list[str]:

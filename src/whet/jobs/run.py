@@ -12,16 +12,16 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from whet import log
+from whet import log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
-from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME
+from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME
 from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
@@ -78,7 +78,9 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     require_places(job, args)
     started_s = time.perf_counter()
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
-    with kept, taken as folder, run_log.buffered():
+    reports = job.report_html and args.should_save
+    reported = report.written_after(Path(args.output_dir)) if reports else nullcontext()
+    with kept, taken as folder, reported, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
         if job.seeds > 1:
             metrics, lines = run_seeds(task, job, args, examples)
@@ -91,10 +93,10 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 RECORD = "seed_finished.json"
-_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME}
+_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME}
 """Files of a seed that say nothing about its model."""
 _FILES = ("train_file", "validation_file", "test_file")
-_FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
+_FREE = {"seeds", "report_html", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 _READ_BYTES = 1 << 20
