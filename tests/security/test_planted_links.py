@@ -18,7 +18,7 @@ NAMES = (
     "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "training_args.json",
     "trainer_state.json", "train_results.json", "eval_results.json", "all_results.json", "eval_predictions.json",
     "eval_nbest_predictions.json", "predict_predictions.json", "predict_nbest_predictions.json", "predict_results.json",
-    "train_left_out.json", "run.log", "run.jsonl",
+    "train_left_out.json", "run.log", "run.jsonl", "report.html",
 )  # fmt: skip
 """The files of a run, next to its checkpoints."""
 STAGING = (

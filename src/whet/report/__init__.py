@@ -41,7 +41,7 @@ def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
 
 @contextmanager
 def written_after(folder: Path) -> Iterator[None]:
-    """Write the page of the run in this folder after the block, also of one that fails; not after a signal.
+    """Write the page of the run in this folder after the block; not after a signal, nor if it fails at its first steps.
 
     Of several seeds each has its page in its folder, and the folder's own shows them next to each other. A page that
     cannot be written is a warning.
@@ -50,7 +50,8 @@ def written_after(folder: Path) -> Iterator[None]:
         yield
     except Exception:
         with suppress(Exception):  # the error that ended the run is what counts
-            _write_all(folder)
+            if _is_under_way(folder):
+                write([folder])
         raise
     try:
         _write_all(folder)
@@ -61,6 +62,13 @@ def written_after(folder: Path) -> Iterator[None]:
         from whet.watch import printing
 
         printing.show([f"  {'report':<24}{REPORT_NAME}"])
+
+
+def _is_under_way(folder: Path) -> bool:
+    """Return whether the run has steps enough for a curve."""
+    from whet.report.runs import read
+
+    return len(read(folder).steps) > 1
 
 
 def _write_all(folder: Path) -> None:
