@@ -52,7 +52,7 @@ class Screen:
                 self._shown += found
         except OSError:
             pass
-        return self._shown.decode()
+        return self._shown.decode(errors="ignore")  # the last character may not be complete yet
 
     def wait_for(self, what: Callable[[str], Any], within_s: float = 60) -> str:
         """Wait until what was shown fulfils this."""
@@ -141,6 +141,15 @@ def test_more_runs_than_the_window_has_room_for_take_a_line_each(tmp_path: Path)
     assert max(map(len, picture)) <= 70
     assert "running" in "\n".join(picture)
     assert picture[-1].startswith("and 6 more runs")
+
+
+def test_panels_of_several_runs_are_short_where_long_ones_have_no_room(tmp_path: Path) -> None:
+    screen = Screen([str(write_run(tmp_path / f"run-{number}", 20)) for number in range(5)], 80)
+    screen.wait_for(lambda text: len(_FRAME.split(text)) > 2)
+    os.kill(screen.process.pid, signal.SIGINT)
+    assert screen.process.wait(20) == 0
+    picture = "\n".join(next(one for one in screen.pictures() if any("run-4" in line for line in one)))
+    assert [picture.count(label) for label in ("│ step ", "│ loss ", "│ memory ")] == [5, 5, 0]
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

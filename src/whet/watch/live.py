@@ -11,7 +11,7 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,9 @@ _SURE_S = 3.0
 """A run that wrote a line so short ago is there."""
 _RESTARTED_WITHIN_S = 10.0
 """A launcher starts a run that fails again: watching ends only so long after that."""
+_SHORT = ("step", "time", "loss", "scores")
+"""What a panel shows if there is little room."""
+_LONGEST_NAME = 40
 _MOST_FIGURES, _MOST_LINES = 5, 4
 """Of an evaluation, and of an error."""
 _BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -322,15 +325,16 @@ def _memory_limit(run: Watched) -> float | None:
 
 
 def _picture(runs: Sequence[Watched], shown: Console, height: int | None = None) -> Group:
-    """Return a panel for each run; one line for each if the panels need more lines than the screen has."""
-    panels = [_panel(run, shown) for run in runs]
-    if height is not None and sum(len(shown.render_lines(one)) for one in panels) > height:
-        rows = [_row(run, shown.width) for run in runs]
-        left_out = len(rows) - height
-        if left_out > 0:
-            rows = [*rows[: height - 1], Text(f"and {left_out + 1} more runs: the window is too small")]
-        return Group(*rows)
-    return Group(*panels)
+    """Return a panel for each run; short ones, or one line for each, if the screen has not so many lines."""
+    for labels in (None, _SHORT):
+        panels = [_panel(run, shown, labels) for run in runs]
+        if height is None or sum(len(shown.render_lines(one)) for one in panels) <= height:
+            return Group(*panels)
+    rows = [_row(run, shown.width) for run in runs]
+    left_out = len(rows) - (height or 0)
+    if left_out > 0:
+        rows = [*rows[: (height or 0) - 1], Text(f"and {left_out + 1} more runs: the window is too small")]
+    return Group(*rows)
 
 
 def _row(run: Watched, width: int) -> Text:
@@ -339,14 +343,16 @@ def _row(run: Watched, width: int) -> Text:
     return row
 
 
-def _panel(run: Watched, shown: Console) -> Panel:
+def _panel(run: Watched, shown: Console, labels: Collection[str] | None = None) -> Panel:
+    """Return the panel of a run, with these of its lines, or all."""
     state = run.state
     colour = _COLOURS[state.status]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(ratio=1, overflow="fold")
     for label, content in _content(run, shown):
-        grid.add_row(label, content)
+        if labels is None or label in labels:
+            grid.add_row(label, content)
     room = max(shown.width - len(state.words) - 9, 8)
     title = Text.assemble((console.shorten(_name(run), room), "bold"), "  ", (state.words, colour))
     return Panel(grid, title=title, title_align="left", border_style=colour, padding=(0, 1))
@@ -383,14 +389,15 @@ def _content(run: Watched, shown: Console) -> Iterator[tuple[str, Any]]:
             Text(f"{escape_controls(saved.folder)}, {console.duration(max(time.time() - saved.time, 0))} ago"),
         )
     if last.end is not None and (lines := _error(last.end)):
-        yield "error", Text("\n".join(lines[:_MOST_LINES]), style="red" if run.state.status == "failed" else "")
+        failed = run.state.status == "failed"
+        yield "error" if failed else "note", Text("\n".join(lines[:_MOST_LINES]), style="red" if failed else "")
 
 
 def _what(begin: Mapping[str, Any]) -> str:
     """Return what the run does: its task, its model and its data."""
     model = _object(begin, "model")
     size, n_rows = finite(model.get("parameters")), finite(_object(begin, "data").get("rows"))
-    parts = [str(one) for one in (begin.get("task"), model.get("name")) if one]
+    parts = [console.shorten(str(one), _LONGEST_NAME) for one in (begin.get("task"), model.get("name")) if one]
     parts += [] if size is None else [f"{console.count(size)} parameters"]
     parts += [] if n_rows is None else [console.plural(n_rows, "row")]
     return escape_controls(", ".join(parts))
