@@ -251,8 +251,8 @@ def test_file_that_cannot_be_written_follows_the_policy(
     asked = words("classify", trained, tmp_path / "out", "--do_eval", validation_file=topics, save_error_policy=policy)
     assert run(asked) == code
     said = _said(capsys)
-    assert "eval_predictions.jsonl cannot be written" in said
-    assert ("eval_confusion.csv cannot be written" in said) == (policy == "continue")
+    assert "eval_confusion.csv cannot be written" in said
+    assert ("eval_predictions.jsonl cannot be written" in said) == (policy == "continue")
     assert (tmp_path / "out" / "eval_results.json").exists() == (policy == "continue")
 
 

@@ -69,8 +69,9 @@ def _n_windows(folder: Path, n_questions: int = 20) -> int:
 
 def test_run_writes_every_file(trained: Path) -> None:
     results = {"train_results.json", "eval_results.json", "predict_results.json", "all_results.json"}
-    predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in _PREDICTIONS}
+    predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in (*_PREDICTIONS, "predictions.jsonl")}
     assert files(trained) == _MODEL | results | predictions | {
+        "errors.jsonl",
         "trainer_state.json",
         "run.log",
         "run.jsonl",

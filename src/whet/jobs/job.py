@@ -13,6 +13,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.settings import options_of, printable
 from whet.data.store import RowStore
 from whet.engine.engine import Engine, RunSpec
+from whet.jobs import judging
 from whet.jobs.fields import OF_TRAINING, JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
@@ -36,7 +37,7 @@ class Part:
     n_samples: int
     left_out: LeftOut
     unit: str = "examples"
-    """The word for what `left_out` counts."""
+    """The word for what `left_out` and the counts of errors count."""
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Job:
     compares_with_start: bool = False
     """Whether an evaluation needs the weights before the training, which the trained model's folder has not."""
     metrics: dict[str, float] = field(default_factory=dict)
+    worst: list[str] = field(default_factory=list)
+    """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
@@ -120,7 +123,12 @@ class Job:
         return {"do_train": False, "model_name_or_path": folder, **off}
 
     def _judge(self, prefix: str) -> None:
-        self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.engine, prefix))
+        part = self.parts[SPLIT_OF[prefix]]
+        found = part.judge.judge(self.engine, prefix)
+        folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
+        counts, lines = judging.write(found.examples, prefix, part.unit, folder, on_error)
+        self.worst += lines
+        self._record(prefix, {**found.metrics, **counts})
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
         part = self.parts[SPLIT_OF[prefix]]

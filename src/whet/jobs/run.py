@@ -86,7 +86,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
             metrics, lines = run_seeds(task, job, args, examples)
         else:
             prepared = task.prepared(job, args, examples)
-            metrics, lines = prepared.run(), task.tables(prepared)
+            metrics, lines = prepared.run(), task.lines(prepared)
         stop.mark_work_done()
         show(task.shown, metrics, folder, time.perf_counter() - started_s, lines)
     return 0
@@ -222,7 +222,7 @@ def _train(
         prepared = task.prepared(job, args, examples)
         prepared.engine.precision.chosen_in(auto_as_in)
         metrics = prepared.run()
-    lines, precision = list(task.tables(prepared)), prepared.engine.precision.name
+    lines, precision = task.lines(prepared), prepared.engine.precision.name
     del prepared
     gc.collect()  # the model and its trainer refer to each other
     return {"metrics": metrics, "lines": lines, "precision": precision}
@@ -248,7 +248,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
 
 def _judged(results: Sequence[Result]) -> list[str]:
     """Return the metrics of evaluation and prediction that are no speeds or counts."""
-    speeds = ("runtime", "per_second", "samples", "left_out")
+    speeds = ("runtime", "per_second", "samples", "left_out", "_judged", "_listed")
     return [
         name
         for name, value in results[0].metrics.items()

@@ -65,7 +65,7 @@ class Task:
     lower_is_better: bool = False
     """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
-    """Returns the lines that follow this table, from the Job that has run."""
+    """Returns lines of its own that follow this table, from the Job that has run; the worst errors come after them."""
 
     def check(self, job: Any, args: TrainingArguments) -> list[Problem]:
         """Return the problems between the settings of the task and those of the training."""
@@ -80,6 +80,10 @@ class Task:
         """Return the Job of `prepare`, after what every run begins with."""
         begin(args)
         return self.prepare(job, args, examples)
+
+    def lines(self, prepared: Any) -> list[str]:
+        """Return the lines that follow the table at the end, from the Job that has run."""
+        return [*self.tables(prepared), *prepared.worst]
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""

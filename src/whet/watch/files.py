@@ -62,6 +62,12 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def remove(path: Path) -> None:
+    """Remove the file, or the link of this name, if there is one; only rank 0 does."""
+    if here().is_first:
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: str) -> None:
     """Replace the file by these values as JSON; create its folder if needed; `on_error` as in `stored`."""
     with stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
