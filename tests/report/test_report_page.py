@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _text(*folders: Path) -> str:
     found = runs.name_apart([runs.read(folder) for folder in folders])
-    return page.render(found, curves.draw(found), [], Path())
+    return page.render(found, curves.draw(found), Path())
 
 
 def _page(*folders: Path) -> Page:

@@ -28,14 +28,9 @@ def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
     found = runs.name_apart([runs.read(folder) for folder in folders])
     path = path or (Path(folders[0]) if len(folders) == 1 else Path()) / REPORT_NAME
     _require_free(path, f'content="{page.GENERATOR}'.encode())
-    lacks = []
-    try:
-        drawn = curves.draw(found)
-    except ConfigError as error:
-        drawn, lacks = [], [("the curves", f"{error.problems[0].what}: {error.problems[0].fix}")]
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        output_files.write_text(path, page.render(found, drawn, lacks, path.parent))
+        output_files.write_text(path, page.render(found, curves.draw(found), path.parent))
     return path
 
 

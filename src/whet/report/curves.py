@@ -16,9 +16,7 @@ from markupsafe import Markup
 
 from whet.console import amount
 from whet.errors import escape_controls
-from whet.optional import require
 from whet.report.runs import Run, judged_names, number, number_text, words_of
-from whet.version import DISTRIBUTION
 
 MOST_COLOURS = 8
 """Runs whose curves have colours and patterns of their own; more are compared in the tables alone."""
@@ -75,19 +73,17 @@ class Curve:
 
 
 def draw(runs: Sequence[Run]) -> list[Curve]:
-    """Return the curves of these runs; ConfigError if matplotlib cannot be imported. Without curves it is not."""
+    """Return the curves of these runs. matplotlib, whose import takes 0.4 s, is imported if there is one."""
     curves = [curve for curve in _curves(runs[:MOST_COLOURS]) if curve.lines]
     if not curves:
         return []
-    matplotlib, figures, ticker = (
-        require(name, needed_for="a curve of the report", install=DISTRIBUTION)
-        for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker")
-    )
+    import matplotlib as mpl
+
     drawn = []
     for n, curve in enumerate(curves, start=1):
         # letters stay letters; parts that refer to each other have names that no other figure of the page has
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(n), "font.size": 11}):
-            drawn.append(replace(curve, svg=_for_the_page(_svg(curve, figures, ticker), f"curve-{n}", curve)))
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(n), "font.size": 11}):
+            drawn.append(replace(curve, svg=_for_the_page(_svg(curve), f"curve-{n}", curve)))
     return drawn
 
 
@@ -132,9 +128,12 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return [(sum(step for step, _ in one) / len(one), sum(value for _, value in one) / len(one)) for one in groups]
 
 
-def _svg(curve: Curve, figures: Any, ticker: Any) -> str:
+def _svg(curve: Curve) -> str:
     """Return the figure as a file of its own, in the colours that stand for those of the page."""
-    figure = figures.Figure(figsize=(5, 2.6), facecolor="none")
+    from matplotlib import ticker
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 2.6), facecolor="none")
     axes = figure.add_axes((0.15, 0.15, 0.83, 0.8), facecolor="none")
     for line in curve.lines:
         steps, values = zip(*_thinned(line.points), strict=True)

@@ -28,7 +28,6 @@ from whet.report.runs import (
     UNKNOWN,
     Confusion,
     Examples,
-    Lack,
     Run,
     judged_names,
     judges,
@@ -48,7 +47,7 @@ _HEADLINES = ("accuracy", "f1", "exact_match", "f1_micro", "f1_macro", "pearson"
 """The metrics that are worth the largest letters, if a run has them."""
 
 
-def render(runs: Sequence[Run], curves: Sequence[Curve], lacks: Sequence[Lack], folder: Path) -> str:
+def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
     """Return the page of these runs, with their curves; links to pages of single runs begin in `folder`."""
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
@@ -63,8 +62,7 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], lacks: Sequence[Lack], 
          "settings", "command", "facts")
     )  # fmt: skip
     content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves}
-    of_runs = [(run.name if len(runs) > 1 else "", *lack) for run in runs for lack in run.lacks]
-    content["lacks"] = [*of_runs, *(("", *lack) for lack in lacks)]
+    content["lacks"] = [(run.name if len(runs) > 1 else "", *lack) for run in runs for lack in run.lacks]
     content["sections"] = [(id_, words) for id_, part, words in _SECTIONS if content[part]]
     written = _when(time.time())
     names = ", ".join(runs[0].read_from) if len(runs) == 1 else f"the files of {len(runs)} runs"
@@ -370,10 +368,12 @@ def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def _answer(value: Any) -> str:
-    if value is None or value == "":
+    if value is None:
         return UNKNOWN
+    if value in ("", []):
+        return "nothing"
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n".join(value) or "none"
+        value = "\n".join(value)
     text = value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value)
     return text if len(text) <= _LONGEST_ANSWER else f"{text[:_LONGEST_ANSWER]} …"
 

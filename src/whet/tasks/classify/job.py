@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 from whet.config.arguments import TrainingArguments
 from whet.console import cell
 from whet.data.store import RowStore
-from whet.errors import ConfigError
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.job import PREFIX_OF, Job, Part, engine_of, model_card, source_of
@@ -36,7 +34,6 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
-from whet.optional import extra, require
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import (
     Examples,
@@ -49,7 +46,6 @@ from whet.tasks.classify.examples import (
     scheme_of,
     scheme_of_config,
 )
-from whet.watch import files as output_files
 from whet.watch import printing
 
 _FEW_TEXTS = 10
@@ -296,8 +292,6 @@ _MOST_COLUMNS = 8
 """Classes of a matrix that fits the width; with more, the most confused pairs are listed."""
 _MOST_PAIRS = 10
 _NAME, _CELL = 20, 6
-_LARGEST_NAMED = 40
-"""Classes whose names a picture has room for."""
 
 
 def confusion_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
@@ -314,29 +308,6 @@ def confusion_csv(counts: np.ndarray, names: Sequence[str]) -> str:
     writer.writerow(["expected", *names])
     writer.writerows([name, *row.tolist()] for name, row in zip(names, counts, strict=True))
     return out.getvalue()
-
-
-def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> bool:
-    """Write the matrix as a picture, rows in shares; return False if matplotlib is not installed."""
-    try:
-        figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
-    except ConfigError:
-        return False
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(max(4.0, 0.3 * len(names) + 2), 20.0)
-    figure = figures.Figure(figsize=(size, size), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    axes.set(xlabel="predicted", ylabel="expected", title="share of the expected label's examples")
-    if len(names) <= _LARGEST_NAMED:
-        shown = [cell(name, 30).strip().replace("$", r"\$") for name in names]
-        axes.set_xticks(range(len(names)), shown, rotation=90)
-        axes.set_yticks(range(len(names)), shown)
-    figure.colorbar(image, shrink=0.7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font does not have becomes a box
-        figure.savefig(path, dpi=100)
-    return True
 
 
 def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
@@ -443,10 +414,6 @@ class ClassifyJudge(PredictionJudge):
         counts = metrics.confusion(self.split.labels, found, len(names))
         self.tables += confusion_table(counts, names)
         self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
-        picture = f"{prefix}_confusion.png"
-        with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
-            if not draw_confusion(counts, names, self.folder / picture):
-                logger.info("no picture of the confusion matrix: pip install %s", extra("report"))
 
 
 def _shown(entry: Mapping[str, Any]) -> str:
