@@ -237,6 +237,17 @@ def test_damaged_files_leave_a_page(name: str, content: bytes, folder: Path) -> 
     assert _page(folder).unclosed == []
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", 1e300, -1, "text", None, [1], {"a": 1}, True])
+def test_odd_values_leave_a_page(value: object, tmp_path: Path) -> None:
+    forecast = dict.fromkeys(FORECAST, value)
+    odd = {"forecast": forecast, "time": value, "machine": {"memory_bytes": value}, "model": value, "command": value}
+    folder = record_run(tmp_path / "odd", settings={"seed": {"value": value, "from": value}}, **odd)
+    write_errors(folder, [{"row": value, "text": value, "expected": value, "predicted": value, "probability": value,
+                           "loss": value}])  # fmt: skip
+    (folder / "all_results.json").write_text(json.dumps({"eval_accuracy": value, "train_runtime": value}))
+    assert _page(folder).unclosed == []
+
+
 def test_run_that_has_not_ended_has_a_page(tmp_path: Path) -> None:
     folder = record_run(tmp_path / "running", ends=False)
     with (folder / "run.jsonl").open("a") as file:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,7 +180,7 @@ def _state(run: Run) -> str:
 def _summary(run: Run) -> str:
     last = run.steps[-1] if run.steps else None
     at = f"step {last.step:,} of {last.of:,}" if last and last.of else ""
-    began, ended = (number(one.get("time")) for one in (run.begin, run.end))
+    began, ended = (_known(one.get("time")) for one in (run.begin, run.end))
     taken = f", {duration(ended - began)} after it began" if began is not None and ended is not None else ""
     when = f" on {_when(ended)}" if ended is not None else ""
     parts = {
@@ -210,16 +212,15 @@ def _headlines(run: Run) -> list[dict[str, str]]:
             found.append((f"wrong, {SPLITS[one.prefix]}", f"{one.n_wrong:,}{of}"))
     if (taken := _train_s(run)) is not None:
         found.append(("training time", duration(taken)))
-    if (rate := number(run.metrics.get("train_tokens_per_second"))) is not None:
+    if (rate := _known(run.metrics.get("train_tokens_per_second"))) is not None:
         found.append(("real tokens a second", f"{rate:,.0f}"))
-    if (peak := number(run.end.get("peak_bytes"))) is not None:
+    if (peak := _known(run.end.get("peak_bytes"))) is not None:
         found.append(("peak memory", amount(peak)))
     return [{"label": label, "value": value} for label, value in found]
 
 
 def _train_s(run: Run) -> float | None:
-    taken = number(run.end.get("train_s"))
-    return number(run.metrics.get("train_runtime")) if taken is None else taken
+    return _known(run.end.get("train_s")) or _known(run.metrics.get("train_runtime"))
 
 
 def _forecast(run: Run) -> list[dict[str, str]]:
@@ -228,17 +229,17 @@ def _forecast(run: Run) -> list[dict[str, str]]:
     if not isinstance(forecast, dict):
         return []
     rows = []
-    peak, found = number(forecast.get("peak_bytes")), number(run.end.get("peak_bytes"))
+    peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
     if peak is not None:
         rows.append(("peak memory", amount(peak), _bytes(found), _difference(peak, found)))
-    expected, taken, began = number(forecast.get("train_s")), _train_s(run), number(run.begin.get("time"))
+    expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
     if expected is not None:
-        low, high = number(forecast.get("low")), number(forecast.get("high"))
+        low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
         rows.append(("training time", duration(expected) + between, shown, _difference(expected, taken)))
         if began is not None:
-            ended = number(run.end.get("time"))
+            ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
     return [dict(zip(("label", "expected", "found", "difference"), row, strict=True)) for row in rows]
 
@@ -481,10 +482,18 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
 
 
-def _bytes(value: Any) -> str:
+def _known(value: Any) -> float | None:
+    """Return the number; None for one that is not finite, too."""
     found = number(value)
+    return None if found is None or not math.isfinite(found) else found
+
+
+def _bytes(value: Any) -> str:
+    found = _known(value)
     return UNKNOWN if found is None else amount(found)
 
 
 def _when(seconds: float) -> str:
-    return time.strftime("%-d %b %Y, %H:%M UTC", time.gmtime(seconds))
+    with suppress(OverflowError, ValueError, OSError):
+        return time.strftime("%-d %b %Y, %H:%M UTC", time.gmtime(seconds))
+    return UNKNOWN
