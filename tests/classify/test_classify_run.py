@@ -118,7 +118,7 @@ def test_a_column_of_ids_is_warned_of(
     told = capsys.readouterr()
     assert "12 texts, 12 labels" in told.err
     assert "Is the column label an id?" in told.err
-    assert "1 of 1" not in told.out
+    assert " 1 of 1" not in told.out  # of a label
     assert "each is the only one of its own label" in told.out
 
 

@@ -12,6 +12,7 @@ from tiny_qa import command, files, load, squad, without_answers, write_json
 from text_tasks import load_lines
 from whet.cli.main import run
 from whet.tasks.qa.judge import around
+from whet.tasks.qa.metrics import normalise
 
 _LONG = {"num_train_epochs": 50, "learning_rate": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 10}
 
@@ -71,7 +72,7 @@ def test_errors_say_what_was_expected_and_where(trained: Path, tmp_path: Path, c
         for piece in line["context"].split("…"):
             assert piece.strip() in context
         share = [one["probability"] for one in nbest[line["row"]] if one["text"] == line["predicted"]]
-        assert line["score"] == pytest.approx(sum(share))
+        assert sum(share) - 1e-6 <= line["score"] <= 1  # texts that differ in an article or a comma are one answer
     errors = load_lines(tmp_path / "out" / "errors.jsonl")
     wrong = [line for line in errors if not line["exact"]]
     assert errors[: len(wrong)] == wrong
@@ -93,10 +94,12 @@ def test_probability_is_that_of_the_expected_answer(trained: Path, tmp_path: Pat
     assert run(asked) == 0
     nbest = load(tmp_path / "out", "eval_nbest_predictions.json")
     for line in load_lines(tmp_path / "out" / "eval_predictions.jsonl"):
-        entries = [one for one in nbest[line["row"]] if str(one["text"]).casefold() == line["expected"].casefold()]
-        if entries:
-            assert line["probability"] == pytest.approx(sum(one["probability"] for one in entries), abs=1e-2)
-        assert line["exact"] == (line["predicted"].casefold() == line["expected"].casefold())
+        wanted = normalise(line["expected"])
+        shares = [one["probability"] for one in nbest[line["row"]] if normalise(str(one["text"])) == wanted]
+        assert line["probability"] == (pytest.approx(sum(shares)) if shares else None)
+        assert line["exact"] == (normalise(line["predicted"]) == wanted)
+        if line["exact"]:
+            assert line["score"] == line["probability"]
 
 
 def test_questions_that_are_left_out_do_not_shift_the_others(trained: Path, tmp_path: Path) -> None:

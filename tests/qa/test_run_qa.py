@@ -174,7 +174,8 @@ def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0
     assert files(tmp_path / "again") == {
-        "eval_results.json", "all_results.json", "run.log", "run.jsonl", "report.html",
+        "eval_results.json", "all_results.json", "run.log", "run.jsonl", "report.html", "errors.jsonl",
+        "eval_predictions.jsonl",
         *(f"eval_{n}" for n in _PREDICTIONS),
     }  # fmt: skip
     timed = ("runtime", "per_second", "epoch")
@@ -261,8 +262,8 @@ def test_results_and_their_folder_are_printed(
     assert run(words) == 0
     shown = "".join(capsys.readouterr())
     assert f"{load(tmp_path / 'out', 'eval_results.json')['eval_f1']:.2f}" in shown
-    assert shown.splitlines()[-2].startswith("  files in ")
-    assert shown.splitlines()[-2].endswith(f"{tmp_path.name[-20:]}/out")
+    (folder,) = (line for line in shown.splitlines() if line.startswith("  files in "))
+    assert folder.endswith(f"{tmp_path.name[-20:]}/out")
 
 
 def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path, tmp_path: Path) -> None:

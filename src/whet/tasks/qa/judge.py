@@ -117,8 +117,9 @@ class Judge:
         """Return one question; its score is None if it is not known what is right."""
         questions, name = self.split.questions, self.split.questions.ids[n]
         answers, text, context = questions.answers[n], predictions.best[name], questions.context(n)
-        entries = predictions.nbest[name]
-        share = min(sum(float(one["probability"]) for one in entries if one["text"] == text), 1.0)
+        entries, said = predictions.nbest[name], normalise(text)
+        shares = [(normalise(str(one["text"])), float(one["probability"])) for one in entries]
+        share = min(sum(part for other, part in shares if other == said), 1.0)
         spans = [span for span, one in zip(predictions.spans[name], entries, strict=True) if one["text"] == text][:1]
         shown: dict[str, Any] = {"question": questions.questions[n]}
         if score is None:
@@ -128,11 +129,10 @@ class Judge:
                 predicted=text,
                 of_predictions={"score": share},
             )
-        said = normalise(text)
         nearest = max(answers.texts, key=lambda one: word_f1(said, normalise(one)), default="")
         spans += [(at, at + len(one)) for one, at in zip(answers.texts, answers.starts, strict=True) if one == nearest]
         references = {normalise(one) for one in answers.texts} or {""}
-        right = [float(one["probability"]) for one in entries if normalise(str(one["text"])) in references]
+        right = [part for other, part in shares if other in references]
         exact, f1 = score
         others = [one for one in dict.fromkeys(answers.texts) if one != nearest]
         more = {"exact": bool(exact), "f1": 100 * f1, "score": share} | ({"other_answers": others} if others else {})

@@ -423,13 +423,13 @@ class _Read:
         return f"{' '.join(self.tokens[self.words[begin] : self.words[end - 1] + 1])} ({kind})"
 
     def apart(
-        self, expected: Sequence[str], predicted: Sequence[str], *, of_entities: bool
+        self, expected: Sequence[str], predicted: Sequence[str], doubts: np.ndarray, *, of_entities: bool
     ) -> tuple[list[str], list[str]]:
-        """Return what is expected and what is predicted, where they differ: entities, or words with their tags."""
+        """Return what is expected and what is predicted, where they differ: entities, or words, the worst first."""
         both = [entities(tags) if of_entities else [] for tags in (expected, predicted)]
         found = [[one for one in own if one not in other] for own, other in (both, both[::-1])]
         if not any(found):  # the same entities, marked in another way
-            wrong = [at for at, tag in enumerate(expected) if tag != predicted[at]]
+            wrong = [at for at in np.argsort(-doubts, kind="stable").tolist() if expected[at] != predicted[at]]
             found = [[(tags[at], at, at + 1) for at in wrong] for tags in (expected, predicted)]
         missed, made_up = ([self.named(begin, end, kind) for kind, begin, end in one] for one in found)
         return missed, made_up
@@ -486,7 +486,7 @@ class TagJudge(PredictionJudge):
         at = int(asked[np.argmax(doubts[asked])])
         read = _Read(entry["tokens"], words)
         if wrong.any():
-            missed, made_up = read.apart(expected, predicted, of_entities=self.tags.are_entities)
+            missed, made_up = read.apart(expected, predicted, doubts, of_entities=self.tags.are_entities)
         else:
             missed = made_up = [read.named(at, at + 1, expected[at])]
         wrong_words = [
