@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from whet.errors import escape_controls
 
 USUAL = 80
 """Columns of a terminal that does not say, and of a file."""
@@ -45,6 +48,30 @@ def shorten(text: str, most: int) -> str:
         return text[:most]
     kept = most - len(_ELLIPSIS)
     return text[: kept // 3] + _ELLIPSIS + text[len(text) - (kept - kept // 3) :]
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal the text takes: Chinese, Japanese and Korean characters take two."""
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
+
+
+def _columns_of(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cell(text: str, most: int) -> str:
+    """Return the beginning of the text on one line, filled up to this many columns; "…" stands for what is cut off."""
+    shown = escape_controls(text)
+    if columns(shown) > most:
+        kept, room = "", most - 1
+        for char in shown:
+            if (room := room - _columns_of(char)) < 0:
+                break
+            kept += char
+        shown = f"{kept}…"
+    return shown + " " * (most - columns(shown))
 
 
 def fit(parts: Sequence[str], most: int, between: str = ", ") -> str:

@@ -21,7 +21,7 @@ def test_a_package_that_is_missing_is_installed() -> None:
     assert _fix("whet_no_such_package", "some-name", "A=0 ") == "run: A=0 pip install some-name"
 
 
-@pytest.mark.parametrize(("install", "again"), [("some-name", "some-name"), ("'whet-train[report]'", "whet_damaged")])
+@pytest.mark.parametrize(("install", "again"), [("some-name", "some-name"), ("'whet-train[tag]'", "whet_damaged")])
 def test_a_package_that_cannot_be_imported_is_installed_again(
     install: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -72,21 +73,15 @@ def test_importing_whet_before_transformers_prints_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "a later word\n")
 
 
-@pytest.mark.night
-def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) -> None:
+def test_report_without_a_folder_for_settings_prints_its_path_alone(tmp_path: Path) -> None:
     """As for a user without a home; matplotlib then uses a temporary folder."""
-    if find_spec("matplotlib") is None:
-        pytest.skip("matplotlib is not installed")
     (tmp_path / "file").write_text("mine")
-    code = (
-        "import sys; from pathlib import Path; import numpy as np; from whet.optional import quiet_libraries\n"
-        "from whet.tasks.classify.job import draw_confusion\n"
-        "with quiet_libraries(): assert draw_confusion(np.eye(2, dtype=int), ['a', 'b'], Path(sys.argv[1]))"
-    )
+    history = [{"step": step, "loss": 1 / step} for step in (1, 2)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 2, "log_history": history}))
     own = {"MPLCONFIGDIR": str(tmp_path / "file" / "settings")}
-    done = _python("-c", code, str(tmp_path / "a.png"), more=own)
-    assert (done.stdout, done.stderr) == ("", "")
-    assert (tmp_path / "a.png").stat().st_size
+    done = _python("-m", "whet", "report", str(tmp_path), more=own)
+    assert (done.stdout, done.stderr) == (f"{tmp_path / 'report.html'}\n", "")
+    assert "<svg" in (tmp_path / "report.html").read_text("utf-8")
 
 
 @pytest.mark.night

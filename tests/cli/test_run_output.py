@@ -47,7 +47,8 @@ def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp
     live = [line for line in lines if line.startswith("step ") and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line]
     assert live
     assert "eta 0s" in live[-1]
-    assert lines[-1].startswith("  files in ")
+    assert lines[-2].startswith("  files in ")
+    assert lines[-1].split() == ["report", "report.html"]
 
 
 def test_a_file_gets_lines_for_people(
@@ -63,8 +64,8 @@ def test_a_file_gets_lines_for_people(
     assert [line[:8] for line in lines if re.fullmatch(_STEP, line)] == ["step 2/4", "step 4/4"]
     assert sum("eval_f1" in line for line in lines) == 2, "the last evaluation is in the table"
     assert any(re.fullmatch(r"precision +fp32 \(auto: .+\)", line) for line in lines[:6])
-    assert lines[-1] == f"  files in{'':16}{tmp_path / 'out'}" or "..." in lines[-1]
-    assert re.fullmatch(r"  peak memory \(process\) +[\d.,]+ [MG]B", lines[-2])
+    assert lines[-2] == f"  files in{'':16}{tmp_path / 'out'}" or "..." in lines[-2]
+    assert re.fullmatch(r"  peak memory \(process\) +[\d.,]+ [MG]B", lines[-3])
 
 
 def test_the_log_of_a_run_holds_the_rest_and_grows_when_it_resumes(
@@ -107,7 +108,7 @@ def test_a_higher_log_level_leaves_the_words_for_people_out(
 
 def test_a_run_that_fails_early_leaves_its_log_and_may_start_again(encoder: Path, tmp_path: Path) -> None:
     assert run(_words(encoder, tmp_path / "out", learning_rate=1e30, max_grad_norm=0, save_strategy="no")) == 70
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.log"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "run.jsonl", "run.log"]
     assert "NonFiniteError" in (tmp_path / "out" / "run.log").read_text("utf-8")
     assert run(_words(encoder, tmp_path / "out")) == 0
 

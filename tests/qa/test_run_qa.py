@@ -69,10 +69,13 @@ def _n_windows(folder: Path, n_questions: int = 20) -> int:
 
 def test_run_writes_every_file(trained: Path) -> None:
     results = {"train_results.json", "eval_results.json", "predict_results.json", "all_results.json"}
-    predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in _PREDICTIONS}
+    predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in (*_PREDICTIONS, "predictions.jsonl")}
     assert files(trained) == _MODEL | results | predictions | {
+        "errors.jsonl",
         "trainer_state.json",
         "run.log",
+        "run.jsonl",
+        "report.html",
         "README.md",
         "whet_task.json",
     }
@@ -171,7 +174,9 @@ def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0
     assert files(tmp_path / "again") == {
-        "eval_results.json", "all_results.json", "run.log", *(f"eval_{n}" for n in _PREDICTIONS)
+        "eval_results.json", "all_results.json", "run.log", "run.jsonl", "report.html", "errors.jsonl",
+        "eval_predictions.jsonl",
+        *(f"eval_{n}" for n in _PREDICTIONS),
     }  # fmt: skip
     timed = ("runtime", "per_second", "epoch")
     first, second = (
@@ -257,8 +262,8 @@ def test_results_and_their_folder_are_printed(
     assert run(words) == 0
     shown = "".join(capsys.readouterr())
     assert f"{load(tmp_path / 'out', 'eval_results.json')['eval_f1']:.2f}" in shown
-    assert shown.splitlines()[-1].startswith("  files in ")
-    assert shown.splitlines()[-1].endswith(f"{tmp_path.name[-20:]}/out")
+    (folder,) = (line for line in shown.splitlines() if line.startswith("  files in "))
+    assert folder.endswith(f"{tmp_path.name[-20:]}/out")
 
 
 def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path, tmp_path: Path) -> None:
@@ -266,7 +271,7 @@ def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path,
         encoder, tmp_path / "out", "--do_train", train_file=data / "v1.json", learning_rate=1e30, max_grad_norm=0
     )
     assert run(words) == 70
-    assert files(tmp_path / "out") == {"run.log"}  # nothing else was worth keeping
+    assert files(tmp_path / "out") == {"run.log", "run.jsonl"}  # nothing else was worth keeping
 
 
 def _process(words: list[str], **how: Any) -> Any:

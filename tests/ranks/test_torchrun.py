@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from many import free_port, losses, qa
 
+from whet.watch import record
+
 pytestmark = [pytest.mark.reliability, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")]
 
 _FLAGS = ("--max_steps", "8", "--save_steps", "2", "--per_device_train_batch_size", "4")
@@ -77,6 +79,9 @@ def test_killed_rank_is_started_again_with_the_same_result(
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert same[0] == same[1]
+    begun = [one.begin["resumed_from"] for one in record.read(tmp_path / "killed").attempts]
+    assert (len(begun), begun[0]) == (2, None), "rank 0 alone records, in each start"
+    assert begun[1] in (2, 4, 6)
 
 
 def test_ranks_that_resume_with_powersgd_say_that_its_memory_begins_again(

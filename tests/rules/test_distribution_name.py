@@ -53,7 +53,7 @@ def test_the_name_is_the_one_that_is_built() -> None:
     assert list(project["scripts"]) == ["whet"]
 
 
-@pytest.mark.parametrize("name", ["bitsandbytes", "torchao", "report", "tag"])
+@pytest.mark.parametrize("name", ["bitsandbytes", "torchao", "tag"])
 def test_extras_that_messages_name_exist(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert name in project["optional-dependencies"]
@@ -64,7 +64,7 @@ def test_extras_that_messages_name_exist(name: str) -> None:
     ("wrong", "right"),
     [
         ("pip install whet", "pip install whet-train"),
-        ("run: pip install 'whet[report]'", "run: pip install 'whet-train[report]'"),
+        ("run: pip install 'whet[tag]'", "run: pip install 'whet-train[tag]'"),
         ("pip install --force-reinstall --no-deps whet", "pip install --force-reinstall --no-deps whet-train"),
         ("uvx --from whet whet demo", "uvx --from whet-train whet demo"),
         ("uv add whet==0.1.0", "uv add whet-train==0.1.0"),

@@ -27,6 +27,7 @@ LIGHT = [
     "launch/**/*.py",
     "kubernetes/**/*.py",
     "migrate/**/*.py",
+    "report/**/*.py",
     "tasks/__init__.py",
     "tasks/*/task.py",
     "jobs/run.py",

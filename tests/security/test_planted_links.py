@@ -18,7 +18,8 @@ NAMES = (
     "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "training_args.json",
     "trainer_state.json", "train_results.json", "eval_results.json", "all_results.json", "eval_predictions.json",
     "eval_nbest_predictions.json", "predict_predictions.json", "predict_nbest_predictions.json", "predict_results.json",
-    "train_left_out.json", "run.log",
+    "train_left_out.json", "run.log", "run.jsonl", "report.html", "errors.jsonl", "eval_predictions.jsonl",
+    "predict_errors.jsonl", "predict_predictions.jsonl",
 )  # fmt: skip
 """The files of a run, next to its checkpoints."""
 STAGING = (

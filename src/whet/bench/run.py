@@ -22,10 +22,9 @@ from whet.bench.arguments import BenchArguments
 from whet.bench.techniques import PLAIN, Base, Technique, choose, why_not
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import options_of, refuse
-from whet.errors import EXIT_OK, EXIT_OTHER, ConfigError, OutputError, WhetError, hide_secrets
+from whet.errors import EXIT_OK, EXIT_OTHER, OutputError, WhetError, hide_secrets
 from whet.hardware import cpu
 from whet.log import logger
-from whet.optional import extra, require
 from whet.strict_json import number_or_null
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.task import TASK
@@ -87,10 +86,11 @@ _SPEED_COLOUR, _MEMORY_COLOUR, _INK = "#0b6bcb", "#d9580d", "#1f2328"
 
 
 def draw(found: Sequence[Line], title: str, path: Path) -> None:
-    """Write the picture; raises ConfigError if matplotlib is not installed."""
-    figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
+    """Write the picture."""
+    from matplotlib.figure import Figure
+
     faster, smaller = fastest(found), smallest(found)
-    figure = figures.Figure(figsize=(10, 3.4), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10, 3.4), layout="constrained", facecolor="white")
     figure.suptitle(finding(faster, smaller), fontsize=13, weight="bold", x=0.01, ha="left", color=_INK)
     figure.supxlabel(f"{title}; plain = 1", fontsize=9, x=0.01, ha="left", color=_INK)
     speed, memory = figure.subplots(1, 2)
@@ -267,8 +267,8 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
     found = lines(rows)
     write(rows, finished=True)
     show(found, asked.warmup + asked.steps)
-    print(f"written: {folder / 'methods.json'}", file=sys.stderr)
-    _draw(found, f"{qa.model_name_or_path}: {asked.rounds} x {asked.steps} steps", folder / "methods.png")
+    draw(found, f"{qa.model_name_or_path}: {asked.rounds} x {asked.steps} steps", folder / "methods.png")
+    print(f"written: {folder / 'methods.json'} and methods.png", file=sys.stderr)
     return EXIT_OTHER if any(line.equal is False for line in found) else EXIT_OK
 
 
@@ -303,16 +303,6 @@ def _write(path: Path, report: dict[str, Any]) -> None:
     """Replace the file atomically, so that a stopped command keeps its measurements."""
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         output_files.write_text(path, json.dumps(report, indent=2) + "\n")
-
-
-def _draw(found: Sequence[Line], title: str, path: Path) -> None:
-    """Draw the picture, or print what it needs; the table does not depend on it."""
-    try:
-        draw(found, title, path)
-    except ConfigError as error:
-        print(f"no picture: {error.problems[0].what}; {error.problems[0].fix}", file=sys.stderr)
-    else:
-        print(f"written: {path}", file=sys.stderr)
 
 
 def _plain_failed(why: str) -> WhetError:

@@ -20,8 +20,8 @@ COMMAND = Command(
         " loss after some steps, compared with a plain run and with what the guides say. Each run has its own process;"
         " a technique that cannot run here shows why in its row. The plain run is what --precision fp32 and all other"
         " options below make it. Where a technique must not change the loss, the table checks it, and the exit code"
-        " is 1 if one does. Writes methods.json after each run, and methods.png if matplotlib is installed, to"
-        " --output_dir. Do nothing else on the machine meanwhile."
+        " is 1 if one does. Writes methods.json after each run, and the picture methods.png, to --output_dir."
+        " Do nothing else on the machine meanwhile."
     ),
     usage="--model_name_or_path MODEL --train_file FILE [--OPTION VALUE ...]",
     examples=(

@@ -19,10 +19,12 @@ COMMANDS = {
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,
+    "watch": "show how runs are going",
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "migrate": "turn a command line of other programs into whet's",
     "bench-methods": "measure each training technique on your model and machine",
+    "report": "write a page about a run, or several: errors, curves, settings",
     "doctor": "check this machine and installation, with advice",
 }
 """Name -> its line in `whet --help`."""
@@ -36,7 +38,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s", "migrate"}
+WITHOUT_TORCH = {"launch", "k8s", "migrate", "watch", "report"}
 """The commands that do not import torch."""
 
 

@@ -16,7 +16,17 @@ from whet import __version__, lasting
 from whet.cli.commands import ANSWERING, COMMANDS, RANKED, STOPPABLE, TRAINING, WITHOUT_TORCH, command
 from whet.config import environment
 from whet.config.ranks import here, place_or_alone, require_one_process
-from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, MASK, ConfigError, StorageError, WhetError, escape_controls
+from whet.errors import (
+    EXIT_BAD_CONFIG,
+    EXIT_IO,
+    EXIT_OK,
+    MASK,
+    ConfigError,
+    StorageError,
+    WhetError,
+    escape_controls,
+    hide_secrets,
+)
 from whet.watch import stop
 
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
@@ -182,9 +192,19 @@ def _dispatch(argv: list[str]) -> int:
         require_one_process(f"whet {name}")
     if name not in WITHOUT_TORCH:
         _require_address_space()
-    with quiet_libraries(), delayed():
+    with quiet_libraries(), delayed(), _recorded(argv, loaded.sources):
         done = asked.run(*loaded.settings)
         return done if isinstance(done, int) else done()
+
+
+def _recorded(argv: Sequence[str], sources: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Let the record of a training name its command and where each setting came from."""
+    if argv[0] not in TRAINING:
+        return contextlib.nullcontext()
+    from whet.watch import record
+
+    text = hide_secrets(" ".join(map(_shell_word, ["whet", *_masked(argv)])))
+    return record.of_command(record.CommandLine(text, sources))
 
 
 def _note(text: str) -> None:

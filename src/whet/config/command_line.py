@@ -83,6 +83,8 @@ class Loaded:
     text: str | None = None
     notes: list[str] = field(default_factory=list)
     """Notes about older names and settings without effect."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Setting that was given -> `command line` or `settings file`."""
 
 
 def load(command: Command, argv: Sequence[str]) -> Loaded:
@@ -93,7 +95,7 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
         raise _without_dashes(command, argv)
     if "help" in words.wants:
         return Loaded(text=render(command, every="help all" in words.wants))
-    taken = _take_all(words, command)
+    taken, sources = _take_all(words, command)
     values = {**taken.values, **command.usual(taken.values), **rest}
     drafts = [draft(part, _share(values, part)) for part in command.parts]
     said = [*taken.notes, *(note for one in drafts for note in notes(one))]
@@ -103,7 +105,7 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
         return Loaded(text=as_yaml(drafts), notes=said)
     found = [*taken.problems, *_broken(drafts, command)]
     refuse([*found, *command.places(*drafts)] if found else [])
-    return Loaded(settings=tuple(drafts), notes=said)
+    return Loaded(settings=tuple(drafts), notes=said, sources=sources)
 
 
 def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
@@ -152,8 +154,8 @@ def kinds_of(command: Command) -> dict[str, Any]:
     return {"config": str, **off, **known}
 
 
-def _take_all(words: Words, command: Command) -> Taken:
-    """Return the values of all sources, a later one over an earlier one."""
+def _take_all(words: Words, command: Command) -> tuple[Taken, dict[str, str]]:
+    """Return the values of all sources, a later one over an earlier one, and the source of each."""
     names = partial(Names.of, command.parts, also=command.own_flags)
     total = Taken(problems=list(words.problems), notes=list(words.notes))
     for path in words.config_files if command.takes_config else []:
@@ -163,9 +165,11 @@ def _take_all(words: Words, command: Command) -> Taken:
             total.problems += error.problems
             continue
         _add(total, take(given, names(where=f" in {path}")))
+    sources = dict.fromkeys(total.values, "settings file")
     flags = words.flags if command.takes_config else words.flags | _not_taken(words)
-    _add(total, take(flags, names(say="--{}".format), read_flag))
-    return total
+    by_flags = take(flags, names(say="--{}".format), read_flag)
+    _add(total, by_flags)
+    return total, sources | dict.fromkeys(by_flags.values, "command line")
 
 
 def _not_taken(words: Words) -> dict[str, object]:
@@ -208,7 +212,8 @@ class Words:
 def split(argv: Sequence[str], kinds: Mapping[str, Any], lone: str | None = None, second: str | None = None) -> Words:
     """Return the words by name; `kinds` has the annotation of each known name.
 
-    A word without a name is the value of `lone`: `config`, or an option. A second one is that of the option `second`.
+    A word without a name is the value of `lone`: `config`, or an option, which takes all such words if it holds several
+    values. A second one is that of the option `second`.
     `--a-name`, `--a_name value` and `--a_name=value` are all read; the bare `--name` of a switch means true, and its
     `--no_name` false.
     """
@@ -254,7 +259,7 @@ def _spelled(
             problem = _wrong_lone(word, switch, name, named)
             if problem is None:
                 yield f"--{name}={word}"
-                named.add(str(name))
+                named |= {str(name)} if not is_many(kinds.get(str(name))) else set()
             else:
                 problems.append(problem)
             switch = None
@@ -533,7 +538,7 @@ def _add_completions(parser: argparse.ArgumentParser, command: Command) -> None:
             parser.add_argument(f"--{option.name}", action="append", nargs=nargs, choices=choices)
     for name in filter(None, (command.lone, command.second_lone)):
         kind = next((options_of(part)[name].kind for part in command.parts if name in options_of(part)), str)
-        parser.add_argument(name, nargs="?", choices=_choices(kind) or None)
+        parser.add_argument(name, nargs="*" if is_many(kind) else "?", choices=_choices(kind) or None)
 
 
 def _choices(kind: Any) -> list[str]:

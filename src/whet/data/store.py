@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class RowStore:
         )
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> RowStore:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """The inverse of `arrays`; other names are ignored."""
         return cls(
             cu_seqlens=arrays[_STARTS],

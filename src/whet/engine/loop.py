@@ -235,7 +235,7 @@ class TrainingLoop:
             is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip
         self.sync.begin(self.run.model)
-        self.saver = Saver(self.run_state, lambda: self._send("on_save"), self.sync)
+        self.saver = Saver(self.run_state, lambda folder: self._send("on_save", folder=folder), self.sync)
         self.safe_points = SafePoints(self.run_state, self.saver, self.events, self.sync, self.memory)
 
     def _build_step(self) -> None:
@@ -259,6 +259,7 @@ class TrainingLoop:
             sync=self.sync,
             reject_spike=None if self.spikes.limit is None else self.spikes.reject_spike,
             max_grad_norm=self.run.args.max_grad_norm,
+            clock=self.meter.clock,
         )  # fmt: skip
 
     def _parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
@@ -316,7 +317,8 @@ class TrainingLoop:
 
     @record_function("whet::data")
     def _next_batches(self) -> list[Batch]:
-        return [batch.to(self.run.device) for batch in self.loader.take(self.plan_step)]
+        with self.meter.clock.of("data"):
+            return [batch.to(self.run.device) for batch in self.loader.take(self.plan_step)]
 
     def _between_batches(self) -> None:
         self._send("on_substep_end")
@@ -358,7 +360,8 @@ class TrainingLoop:
         complete, better = self.plan_step >= plan.n_steps, False
         last = complete and plan.evaluate.strategy == "steps" and done >= plan.evaluate.begins
         if self.sync.evaluate_now(plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last):
-            self.saver.wait()
+            with self.meter.clock.of("saving"):
+                self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
             with self.meter.pace.pause("evaluation"):
                 metrics = self._evaluate(due)
@@ -366,7 +369,7 @@ class TrainingLoop:
             better = self._is_best(metrics)
         save = self.saver.due(done, epoch_ends=epoch_ends, complete=complete, better=better)
         if self.sync.save_now(save or self.events.control.should_save):
-            with self.meter.pace.pause("saving"):
+            with self.meter.clock.of("saving"), self.meter.pace.pause("saving"):
                 self.saver.save(done, better=better)
 
     def _ahead(self) -> Ahead:
@@ -400,7 +403,8 @@ class TrainingLoop:
     def _evaluate(self, due: dict[str, bool]) -> dict[str, float]:
         """Evaluate; after a signal `due` is done when resuming."""
         try:
-            return self.sync.of_first(self.outside.evaluate(), schema.json_object)
+            with self.meter.clock.of("evaluation"):
+                return self.sync.of_first(self.outside.evaluate(), schema.json_object)
         except stop.Stopped:
             self.safe_points.stop_in_evaluation(due)
         except LostRankError:
@@ -444,8 +448,8 @@ class TrainingLoop:
         for part in ("saver", "run_state", "safe_points", "step_parts"):
             vars(self).pop(part, None)
 
-    def _send(self, event: str) -> None:
-        facts = {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}
+    def _send(self, event: str, **more: Any) -> None:
+        facts = more | {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}
         self.events.send(event, self.counters, **facts)
 
 

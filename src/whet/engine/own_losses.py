@@ -77,6 +77,9 @@ class SmoothedLoss(OwnLoss):
             raise self.no_labels
         return self._smoother(output, batch.labels["labels"], shift_labels=self._shifts, num_items_in_batch=1).float()
 
+    def by_target(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return super().by_target(output, _with_labels(batch))
+
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
         counts = self.counts_hits and not self.model.training
         return {ACCURACY: self.hits(output, _with_labels(batch)).float()} if counts else {}

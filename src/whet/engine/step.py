@@ -19,7 +19,7 @@ from whet.engine.sync import Sync
 from whet.engine.update import CLIP_EPS
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
-from whet.watch.meter import StepResult
+from whet.watch.meter import Clock, StepResult
 
 
 class StepTrunk:
@@ -113,18 +113,21 @@ class StepParts:
     """Returns the result, marked as not applied if its loss is a spike; None: no loss is one."""
     max_grad_norm: float
     """The gradient is scaled down to this norm; 0: no clipping."""
+    clock: Clock = field(default_factory=Clock)
 
 
 def take_step(parts: StepParts, batches: Sequence[Batch], step: int) -> StepResult:
     """Take optimizer step `step`, counted from 0, over its micro-batches."""
-    loss = parts.gradients(batches, step)
-    parts.sync.reduce_gradients(parts.parameters)
-    result = finalize_gradients(parts, loss)
-    if parts.reject_spike is not None:
-        result = parts.reject_spike(result)
-    if result.applied:
-        parts.update.apply(result.grad_scale)
-    parts.update.clear()
+    with parts.clock.of("forward_backward"):
+        loss = parts.gradients(batches, step)
+        parts.sync.reduce_gradients(parts.parameters)
+    with parts.clock.of("update"):
+        result = finalize_gradients(parts, loss)
+        if parts.reject_spike is not None:
+            result = parts.reject_spike(result)
+        if result.applied:
+            parts.update.apply(result.grad_scale)
+        parts.update.clear()
     return result
 
 

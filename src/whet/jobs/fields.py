@@ -67,6 +67,8 @@ class JobFields:
     """Train this many models one after the other, with seed, seed + 1 and so on, each in seed-S of output_dir. The best
     one by metric_for_best_model (null: the task's own metric) is kept in output_dir; the results have mean and standard
     deviation. Needs do_eval."""
+    report_html: bool = True
+    """At the end, write report.html to output_dir: results, worst examples, curves and settings on one page."""
     skip_bad: bool = False
     """Leave bad examples out instead of ending the run. The results count them, the log names the first ones, and
     train_left_out.json (eval, predict) lists each with its reason. A file that cannot be read ends the run."""

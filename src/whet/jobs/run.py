@@ -12,16 +12,16 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from whet import log
+from whet import log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
-from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
+from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME
 from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
@@ -78,13 +78,15 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         return _show_forecast(task, job, args)
     started_s = time.perf_counter()
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
-    with kept, taken as folder, run_log.buffered():
+    reports = job.report_html and args.should_save
+    reported = report.written_after(Path(args.output_dir)) if reports else nullcontext()
+    with kept, taken as folder, reported, run_log.buffered():
         examples = {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
         if job.seeds > 1:
             metrics, lines = run_seeds(task, job, args, examples)
         else:
             begun = task.begin(job, args, examples)
-            metrics, lines = begun.run(), task.tables(begun)
+            metrics, lines = begun.run(), task.lines(begun)
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
     return 0
@@ -105,10 +107,10 @@ def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 RECORD = "seed_finished.json"
-_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
+_OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME}
 """Files of a seed that say nothing about its model."""
 _FILES = tuple(one.file for one in SPLITS.values())
-_FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
+_FREE = {"seeds", "report_html", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 _READ_BYTES = 1 << 20
@@ -234,7 +236,7 @@ def _train(
         begun = task.begin(job, args, examples)
         begun.engine.precision.chosen_in(auto_as_in)
         metrics = begun.run()
-    lines, precision = list(task.tables(begun)), begun.engine.precision.name
+    lines, precision = task.lines(begun), begun.engine.precision.name
     del begun
     gc.collect()  # the model and its trainer refer to each other
     return {"metrics": metrics, "lines": lines, "precision": precision}
@@ -260,7 +262,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
 
 def _judged(results: Sequence[Result]) -> list[str]:
     """Return the metrics of evaluation and prediction that are no speeds or counts."""
-    speeds = ("runtime", "per_second", "samples", "left_out")
+    speeds = ("runtime", "per_second", "samples", "left_out", "_judged", "_listed")
     return [
         name
         for name, value in results[0].metrics.items()

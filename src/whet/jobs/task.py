@@ -77,7 +77,7 @@ class Task:
     lower_is_better: bool = False
     """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
-    """Returns the lines that follow this table, from the TaskRun that has run."""
+    """Returns lines of its own that follow this table, from the TaskRun that has run; the worst errors come after."""
 
     @property
     def table(self) -> Shown:
@@ -132,6 +132,10 @@ class Task:
             why=f"whet {self.name} does not do what {flags} asks for",
             fix=f"leave {flags} out",
         )
+
+    def lines(self, run: Any) -> list[str]:
+        """Return the lines that follow the table at the end, from the TaskRun that has run."""
+        return [*self.tables(run), *run.worst]
 
     def best_by(self, metrics: Mapping[str, float], args: TrainingArguments) -> tuple[str, bool]:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from whet.config import deepspeed, recipes
 from whet.config.arguments import TrainingArguments
+from whet.config.settings import options_of, printable
+from whet.data.store import RowStore
 from whet.engine.engine import Engine, RunSpec
 from whet.engine.prepare import Ready
 from whet.errors import DataError
+from whet.jobs import judging
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
@@ -22,7 +26,7 @@ from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
 from whet.objectives.base import Objective
 from whet.store import find
-from whet.watch import printing, run_log, stop
+from whet.watch import printing, record, run_log, stop
 
 _OF_TRAINING = (
     "resize_token_embeddings",
@@ -41,7 +45,7 @@ class Part:
     n_samples: int
     left_out: LeftOut
     unit: str = "examples"
-    """The word for what `left_out` counts."""
+    """The word for what `left_out` and the counts of errors count."""
 
 
 @dataclass
@@ -60,19 +64,47 @@ class TaskRun:
     compares_with_start: bool = False
     """Whether an evaluation needs the weights before the training, which the trained model's folder has not."""
     metrics: dict[str, float] = field(default_factory=dict)
+    worst: list[str] = field(default_factory=list)
+    """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.defer_signals()
-        with trackers_closed(self.engine), run_log.written_to(self.args.output_dir), printing.before_a_table():
+        logged, recorded = run_log.written_to(self.args.output_dir), self._recorded()
+        with trackers_closed(self.engine), logged, recorded, printing.before_a_table():
             if self.args.do_train:
                 trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.engine.sync.stop_signal)
             for split in ("validation", "test"):
                 if getattr(self.args, SPLITS[split].asked_by):
-                    self._record(split, self.parts[split].judge.judge(self.engine, SPLITS[split].prefix))
+                    self._judge(split)
         return self.metrics
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        """Record the run in run.jsonl within the block."""
+        engine, args = self.engine, self.args
+        if not args.should_save:
+            return nullcontext()
+        command, weights = record.running_command(), list(engine.model.parameters())
+        rows = engine.spec.train_dataset if args.do_train else engine.spec.eval_dataset
+        facts = {
+            "command": None if command is None else command.text,
+            "task": self.reading.get("task"),
+            "settings": _settings(self.asked, args, {} if command is None else command.sources),
+            "machine": record.machine(),
+            "model": {
+                "name": self.asked.model_name_or_path,
+                "parameters": sum(one.numel() for one in weights),
+                "trainable": sum(one.numel() for one in weights if one.requires_grad),
+            },
+            "data": None if rows is None else {
+                "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None
+            },
+        }  # fmt: skip
+        recorder = record.Recorder(args.output_dir, facts)
+        engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
+        return recorder.ends(self.metrics)
 
     def _save_training(self, metrics: dict[str, Any]) -> None:
         """Save the trained model, its metrics and the counters."""
@@ -97,6 +129,14 @@ class TaskRun:
         off |= {"profile": False} if self.args.profile else {}
         return {"do_train": False, "model_name_or_path": folder, **off}
 
+    def _judge(self, split: str) -> None:
+        part, prefix = self.parts[split], SPLITS[split].prefix
+        found = part.judge.judge(self.engine, prefix)
+        folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
+        counts, lines = judging.write(found.examples, prefix, part.unit, folder, on_error)
+        self.worst += lines
+        self._record(split, {**found.metrics, **counts})
+
     def _record(self, split: str, metrics: dict[str, Any]) -> None:
         part, prefix = self.parts[split], SPLITS[split].prefix
         metrics = metrics | {f"{prefix}_samples": part.n_samples}
@@ -107,6 +147,30 @@ class TaskRun:
             metrics["epoch"] = self.engine.state.epoch
         self.engine.save_metrics(prefix, metrics)
         self.metrics |= metrics
+
+
+def _settings(asked: JobFields, args: TrainingArguments, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return every setting: its value, secrets masked, and where that came from if it is not the default."""
+    set_by_file = {} if args.deepspeed is None else deepspeed.values_for({"deepspeed": args.deepspeed})
+
+    def source(name: str, value: Any, default: Any) -> str | None:
+        if name in sources:
+            return sources[name]
+        if value == default:
+            return None
+        if recipes.sets(args, name):
+            return "recipe"
+        if name in set_by_file:
+            return "deepspeed file"
+        return "other settings"
+
+    found = {}
+    for one in (asked, args):
+        values = printable(one)
+        for name, option in options_of(type(one)).items():
+            where = source(name, getattr(one, name), option.default)
+            found[name] = {"value": values[name]} | ({} if where is None else {"from": where})
+    return found
 
 
 def engine_of(model: Any, args: TrainingArguments, parts: Mapping[str, Part], tokenizer: Any, **more: Any) -> Engine:

@@ -68,8 +68,8 @@ class PackedNextTokens(PackedHead):
             return OwnLoss.loss_sum(self, output, batch)
         return output["loss_sum"]
 
-    def hits(self, output: Any, batch: Batch) -> Tensor:
-        return super().hits(output, batch) if batch.columns is None else output["hits"]
+    def by_target(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return (output["losses"], output["best"]) if "losses" in output else super().by_target(output, batch)
 
     def _why_padded(self, inputs: Mapping[str, Any]) -> str | None:
         why, labels, mask = super()._why_padded(inputs), inputs.get("labels"), inputs.get("attention_mask")
@@ -99,7 +99,7 @@ class PackedNextTokens(PackedHead):
         head, cap = head_of(self._packed.module)
         found: dict[str, Tensor] = {}
         if batch.inputs.get("labels") is not None and self.counts_hits and not self.model.training:
-            found["loss_sum"], found["hits"] = loss_and_hits(states, targets, head, cap)
+            found |= found_of_targets(states, targets, head, cap)
         elif batch.inputs.get("labels") is not None:
             found["loss_sum"] = loss_sum(states, targets, head, cap)
         if self.needs_logits and not self.model.training:
@@ -148,16 +148,21 @@ def chunked_loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | No
     return total
 
 
-def loss_and_hits(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the summed cross entropy () of the targets, and how many have the largest logit (), without gradients."""
-    total, hits = states.new_zeros((), dtype=torch.float64), targets.new_zeros(())
+def found_of_targets(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> dict[str, Tensor]:
+    """Return what an evaluation finds, without gradients: the summed cross entropy of the targets, `loss_sum` ().
+
+    Of each target, in order, `losses` (M,) are its cross entropy, and `best` (M,) the token with the largest logit.
+    """
     n_rows = chunk_rows(head.weight)
+    losses, best = [], []
     with torch.no_grad():
         for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
             logits = logits_of(part, head, cap).float()
-            total += nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none").double().sum()
-            hits += (logits.argmax(-1) == labels).sum()
-    return total.float(), hits
+            losses.append(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none"))
+            best.append(logits.argmax(-1))
+    real = targets != IGNORED
+    of_each = torch.cat(losses)[real]
+    return {"loss_sum": of_each.double().sum().float(), "losses": of_each, "best": torch.cat(best)[real]}
 
 
 def token_losses(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from whet.data.batch import Batch
 from whet.data.padding import NO_PADDING
@@ -72,7 +73,19 @@ class OwnLoss:
 
     def hits(self, output: Any, batch: Batch) -> Tensor:
         """Return how many labels are the token that the model finds most likely in their place, ()."""
-        return (output["logits"][:, :-1].argmax(-1) == batch.inputs["labels"][:, 1:]).sum()
+        _, best = self.by_target(output, batch)
+        following = batch.inputs["labels"][:, 1:]
+        return (best == following[following != IGNORED]).sum()
+
+    def by_target(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return of each target, row by row, its cross entropy and the token that the model finds most likely, (M,).
+
+        For a language model whose evaluations count hits.
+        """
+        following = batch.inputs["labels"][:, 1:]
+        learnt = following != IGNORED
+        logits = output["logits"][:, :-1][learnt].float()
+        return cross_entropy(logits, following[learnt], reduction="none"), logits.argmax(-1)
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if isinstance(output, Mapping):

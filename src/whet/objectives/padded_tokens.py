@@ -14,7 +14,7 @@ from whet.models.packed import explained
 from whet.objectives import heads, router_loss
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
-from whet.objectives.next_tokens import head_of, loss_and_hits, loss_sum
+from whet.objectives.next_tokens import found_of_targets, head_of, loss_sum
 from whet.objectives.own_loss import OwnLoss
 
 _DECODERS_COLUMNS = frozenset(
@@ -46,7 +46,7 @@ class PaddedNextTokens(OwnLoss):
             states, targets = _read(out.last_hidden_state, labels)
             head, cap = head_of(base)
             if evaluates and self.counts_hits:
-                return dict(zip(("loss_sum", "hits"), loss_and_hits(states, targets, head, cap), strict=True))
+                return found_of_targets(states, targets, head, cap)
             return {"loss_sum": loss_sum(states, targets, head, cap)}
 
     def _is_called(self, batch: Batch) -> bool:
@@ -56,8 +56,8 @@ class PaddedNextTokens(OwnLoss):
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         return output["loss_sum"] if "loss_sum" in output else super().loss_sum(output, batch)
 
-    def hits(self, output: Any, batch: Batch) -> Tensor:
-        return output["hits"] if "hits" in output else super().hits(output, batch)
+    def by_target(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return (output["losses"], output["best"]) if "losses" in output else super().by_target(output, batch)
 
 
 def _read(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

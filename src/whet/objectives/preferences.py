@@ -76,10 +76,13 @@ class PackedPreferences(PackedNextTokens):
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         """Return the summed losses of the pairs, () float32."""
+        return self.by_pair(output, batch)[0].sum().float()
+
+    def by_pair(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss of each pair, and by how much the reward of its chosen completion is the larger, (pairs,)."""
         rewards = self._rewards(output["log_probs"], batch)
         margin, smoothing = rewards[:, CHOSEN] - rewards[:, REJECTED], self.preference.label_smoothing
-        losses = -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
-        return losses.sum().float()
+        return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin), margin
 
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
         """Return TRL's metrics, each summed over the pairs."""

@@ -70,8 +70,8 @@ class Saver:
     """Writes the checkpoints of one run; `folders` are those that exist, oldest first."""
 
     run_state: RunState
-    on_saved: Callable[[], None]
-    """Called after each checkpoint that was written."""
+    on_saved: Callable[[Path], None]
+    """Called with the folder of each checkpoint that was written."""
     sync: Ranks = field(default_factory=Ranks)
     """Rank 0 writes; the others learn what became of it."""
     folders: list[Path] = field(default_factory=list)
@@ -309,7 +309,7 @@ class Saver:
             self._continue_or_raise(error)
             return
         logger.info("saved %s", target)
-        self.on_saved()
+        self.on_saved(target)
 
     def _of_first(self, error: StorageError | None) -> StorageError | None:
         """Return the error of rank 0, on every rank."""

@@ -1,7 +1,7 @@
 """The files that a run writes next to its checkpoints: complete or absent, and never written through a link.
 
 Each file is written under a hidden name, synced, and renamed over the old one. A rename replaces a link, a pipe or a
-device of that name; it does not write to it.
+device of that name; it does not write to it. Logs are appended to.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,18 @@ from whet.store.manifest import fsync
 from whet.store.write import MODEL_STAGING, disk_fix, resumable
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+
+
+def open_to_append(path: Path) -> int:
+    """Return a handle that appends to the file and can read it; what is there but no plain file of its own is removed.
+
+    That is a link, a hard link to another file, a pipe or a device.
+    """
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            path.unlink()
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,6 +60,12 @@ def write_text(path: Path, text: str) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def remove(path: Path) -> None:
+    """Remove the file, or the link of this name, if there is one; only rank 0 does."""
+    if here().is_first:
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: str) -> None:

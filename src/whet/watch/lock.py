@@ -21,6 +21,7 @@ from whet.watch import stop
 
 _NAMED_WITHIN_S = 0.5
 """The holder writes its name right after taking the lock; another process waits this long for the name."""
+_LOOKED_AT_S = 0.02
 _TAKEN = {errno.EAGAIN, errno.EACCES}
 _held: dict[tuple[int, int], int] = {}
 """Device and inode of each folder that this process has locked -> the handle of the lock."""
@@ -92,7 +93,7 @@ def _take(folder: Path) -> int | None:
     while True:
         handle = _open(path)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle)
         except OSError as error:
             os.close(handle)
             if error.errno in _TAKEN:
@@ -106,6 +107,36 @@ def _take(folder: Path) -> int | None:
         os.ftruncate(handle, 0)
         os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
     return handle
+
+
+def _lock(handle: int) -> None:
+    """Take the lock or raise OSError; who only looks (`holder`) has it for a moment, so it is tried twice."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        time.sleep(_LOOKED_AT_S)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def holder(folder: Path) -> tuple[int, str] | None:
+    """Return the process and host of the run that has locked the folder, None if there is none; it changes nothing.
+
+    (0, "") is a run that has not named itself. Runs of other machines are seen as far as the file system has locks.
+    """
+    path = folder / LOCK_NAME
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return _named(path) or (0, "") if error.errno in _TAKEN else None
+    finally:
+        os.close(handle)
+    return None
 
 
 def _open(path: Path) -> int:
@@ -156,7 +187,7 @@ def refuse_taken(folder: Path) -> None:
     except (OSError, ValueError):
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(handle)
     except OSError as error:
         if error.errno in _TAKEN and _inode(folder) not in _held:
             raise _taken(folder) from error
@@ -176,13 +207,19 @@ def _taken(folder: Path) -> OutputError:
 def _holder(path: Path) -> str:
     deadline = time.monotonic() + _NAMED_WITHIN_S
     while True:
-        try:
-            found = json.loads(path.read_text("utf-8"))
-            return f"process {int(found['pid'])} on {str(found['host'])[:255]!r}"
-        except (OSError, ValueError, KeyError, TypeError):
-            if time.monotonic() > deadline:
-                return "a process that has not named itself"
-            time.sleep(0.01)
+        if (found := _named(path)) is not None:
+            return f"process {found[0]} on {found[1]!r}"
+        if time.monotonic() > deadline:
+            return "a process that has not named itself"
+        time.sleep(0.01)
+
+
+def _named(path: Path) -> tuple[int, str] | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return int(found["pid"]), str(found["host"])[:255]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _inode(folder: Path) -> tuple[int, int]:

@@ -128,6 +128,26 @@ _KEPT = 1.0 - 1.0 / 200.0
 """How much a step counts after the next one: steps of the last few hundred make the mean."""
 
 
+class Clock:
+    """Seconds that the parts of a run have taken in this process, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Add the time of the block to this part: data, forward_backward, update, evaluation or saving."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - began_s)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add time to this part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+
 @dataclass
 class Meter:
     """Counts of one run in this process; times come from the monotonic clock."""
@@ -155,6 +175,7 @@ class Meter:
     """Name of a part of the loss -> its values since the last log; empty for most losses."""
     pace: Pace = field(default_factory=Pace)
     """When the run will end."""
+    clock: Clock = field(default_factory=Clock)
 
     def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""

@@ -16,6 +16,7 @@ from whet.errors import escape_controls
 from whet.strict_json import jsonable, number_or_null
 from whet.watch import printing
 from whet.watch.meter import Meter
+from whet.watch.record import is_detail
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,9 +25,6 @@ INTERVAL_S = 30.0
 """A line is written this often if there are no log entries."""
 JSON_INTERVAL_S = 10.0
 _NARROWEST_BAR = 10
-_OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
-_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-"""Prefixes of SQuAD's detailed metrics: they are in the log, but not in a line."""
 
 
 class JsonLines(TrainerCallback):
@@ -193,7 +191,7 @@ def log_lines(state: Any, logs: Mapping[str, Any], meter: Meter | None, width: i
     if "loss" in logs:
         now = _facts(state, meter) if meter is not None else {}
         return step_line(state, now | dict(logs), width).splitlines()
-    shown = {name: value for name, value in logs.items() if name != "epoch" and not _is_detail(name)}
+    shown = {name: value for name, value in logs.items() if name != "epoch" and not is_detail(name)}
     where = f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
     return console.folded([where, *(f"{escape_controls(str(n))} {_figure(v)}" for n, v in shown.items())], width)
 
@@ -216,13 +214,6 @@ def step_line(state: Any, now: Mapping[str, Any], width: int) -> str:
     own = {*known, "eta_s", "step", "of", "padding_avoided", "steps_not_applied", "grad_norm"}
     parts += [f"{escape_controls(str(name))} {_figure(value)}" for name, value in now.items() if name not in own]
     return "\n".join(console.folded(parts, width))
-
-
-def _is_detail(name: str) -> bool:
-    if name.endswith(_OF_SPEED):
-        return True
-    _, found, rest = name.partition("_")
-    return bool(found) and rest.startswith(_DETAILS)
 
 
 def _figure(value: Any) -> str:

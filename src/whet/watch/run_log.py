@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from whet.config.rules.training import LOG_NAME, OLDER_LOG_NAME
 from whet.errors import WhetError
 from whet.log import Discreet, logger
 from whet.version import __version__
+from whet.watch import files as output_files
 
 LARGEST_BYTES = 5_000_000
 """A larger file is renamed to `run.log.1`, which replaces an older one."""
@@ -76,18 +76,14 @@ class _RunLog(logging.Handler):
         os.write(self._handle, text.encode("utf-8", "backslashreplace"))
 
     def _open(self) -> None:
-        """Open the file; a large one is renamed first, a link or special file of its name is removed."""
+        """Open the file; a large one is renamed first."""
         old, self._handle = self._handle, None
         if old is not None:
             os.close(old)
         with suppress(FileNotFoundError):
-            status = self.path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                self.path.unlink()
-            elif status.st_size > LARGEST_BYTES:
+            if self.path.lstat().st_size > LARGEST_BYTES:
                 self.path.replace(self.path.with_name(OLDER_LOG_NAME))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._handle = os.open(self.path, flags, 0o666)
+        self._handle = output_files.open_to_append(self.path)
 
     def _give_up(self, error: OSError) -> None:
         if not self._said:

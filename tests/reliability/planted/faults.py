@@ -180,7 +180,7 @@ PLANTED = (
         (
             Edit(
                 "watch/lock.py",
-                "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except",
+                "            _lock(handle)\n        except",
                 "            pass\n        except",
             ),
         ),

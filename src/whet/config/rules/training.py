@@ -17,7 +17,11 @@ LOCK_NAME = ".whet.lock"
 """The lock file of a run in output_dir. It does not count as content, because a killed run leaves it behind."""
 LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
 """The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
-NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME})
+RECORD_NAME = "run.jsonl"
+"""The record of the runs in output_dir, for `whet watch`. A run that fails before its first save leaves it behind."""
+REPORT_NAME = "report.html"
+"""The page about the run in output_dir. One that fails before its first save leaves it behind."""
+NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME})
 """Files that do not count as content of an output_dir."""
 
 

@@ -354,17 +354,26 @@ class Scheme:
             raise DataError.of([*problems, *_more(examples.source, n_bad)])
         return np.asarray(found, dtype=np.int64 if self.kind == "single_label_classification" else np.float32)
 
-    def knows_all(self, examples: Examples) -> bool:
-        """Return whether every example has a label of this scheme."""
-        if examples.labels is None or any(label is None for label in examples.labels):
-            return False
+    def known(self, examples: Examples) -> list[Any]:
+        """Return the labels as numbers, as `encode` does; None for a label that is missing or not of this scheme."""
         index = {name: n for n, name in enumerate(self.names)}
-        try:
-            for label in examples.labels:
-                self._number(label, index)
-        except ValueError:
-            return False
-        return True
+
+        def number(label: Any) -> Any:
+            try:
+                return None if label is None else self._number(label, index)
+            except ValueError:
+                return None
+
+        return [number(label) for label in examples.labels or [None] * len(examples)]
+
+    def written(self, label: Any) -> Any:
+        """Return a label of the data as predictions name theirs: a name, a list of names or a number; None: none."""
+        if label is None:
+            return None
+        if self.kind == "multi_label_classification":
+            return [text_of(one) for one in as_list(label)]
+        is_number = self.kind == "regression" and _NUMBER.fullmatch(str(label))
+        return float(label) if is_number else text_of(label)
 
     def _number(self, label: Any, index: Mapping[str, int]) -> Any:
         if self.kind == "regression":

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import warnings
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from whet.config.arguments import TrainingArguments
+from whet.console import cell
 from whet.data.store import RowStore
-from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.judging import PredictionJudge, pooled
+from whet.jobs.judging import Judged, PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
@@ -43,7 +42,6 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
-from whet.optional import extra, require
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import (
     Examples,
@@ -56,7 +54,6 @@ from whet.tasks.classify.examples import (
     scheme_of,
     scheme_of_config,
 )
-from whet.watch import files as output_files
 from whet.watch import printing
 
 _FEW_TEXTS = 10
@@ -209,7 +206,7 @@ class Split:
 def tokenised(name: str, examples: Examples, scheme: Scheme, maker: RowMaker) -> Split:
     """Return the split's rows and labels; of a test split without known labels the labels are None."""
     labels = None
-    if name != "test" or scheme.knows_all(examples):
+    if name != "test" or all(label is not None for label in scheme.known(examples)):
         labels = scheme.encode(examples)
     elif examples.labels is not None:
         logger.warning("test: some labels are missing or unknown to the model, so it gets no metrics")
@@ -265,6 +262,23 @@ class Decision:
         powers = np.exp(wide - wide.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
 
+    def cost(self, logits: np.ndarray, expected: Any) -> tuple[float, float | None]:
+        """Return the loss of one text, and the probability of exactly the expected labels; None for numbers."""
+        wide = logits.astype(np.float64)
+        if self.scheme.kind == "regression":
+            return float((wide[0] - expected) ** 2), None
+        if self.scheme.kind == "single_label_classification":
+            loss = float(np.logaddexp.reduce(wide) - wide[expected])
+            return loss, math.exp(-loss)
+        losses = np.logaddexp(0, np.where(expected > 0, -wide, wide))
+        return float(losses.mean()), math.exp(-float(losses.sum()))
+
+    def is_wrong(self, logits: np.ndarray, expected: Any) -> bool | None:
+        """Return whether one text's labels are other ones; None for numbers, which are only nearer or farther."""
+        if self.scheme.kind == "regression":
+            return None
+        return bool(np.any(self.found(logits[None])[0] != expected))
+
     def entries(self, logits: np.ndarray, top_k: int) -> Iterator[dict[str, Any]]:
         """Yield for each text what a line of the predictions says: the label or value, and the best scores."""
         if self.scheme.kind == "regression":
@@ -286,18 +300,10 @@ def logits_of(predictions: Any) -> np.ndarray:
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
-def json_lines(places: Sequence[str], entries: Iterator[dict[str, Any]]) -> str:
-    """Return one JSON object a text: its place in the file, and what was predicted."""
-    rows = ({"row": place, **entry} for place, entry in zip(places, entries, strict=True))
-    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-
-
 _MOST_COLUMNS = 8
 """Classes of a matrix that fits the width; with more, the most confused pairs are listed."""
 _MOST_PAIRS = 10
 _NAME, _CELL = 20, 6
-_LARGEST_NAMED = 40
-"""Classes whose names a picture has room for."""
 
 
 def confusion_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
@@ -316,34 +322,11 @@ def confusion_csv(counts: np.ndarray, names: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> bool:
-    """Write the matrix as a picture, rows in shares; return False if matplotlib is not installed."""
-    try:
-        figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
-    except ConfigError:
-        return False
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(max(4.0, 0.3 * len(names) + 2), 20.0)
-    figure = figures.Figure(figsize=(size, size), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    axes.set(xlabel="predicted", ylabel="expected", title="share of the expected label's examples")
-    if len(names) <= _LARGEST_NAMED:
-        shown = [_fit(name, 30).strip().replace("$", r"\$") for name in names]
-        axes.set_xticks(range(len(names)), shown, rotation=90)
-        axes.set_yticks(range(len(names)), shown)
-    figure.colorbar(image, shrink=0.7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font does not have becomes a box
-        figure.savefig(path, dpi=100)
-    return True
-
-
 def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return the matrix; columns have numbers, as names do not fit above them."""
     head = " " * (_NAME + 6) + "".join(f"{n:>{_CELL}}" for n in range(1, len(names) + 1))
     rows = [
-        f"  {n:>2}  {_fit(name, _NAME)}{''.join(f'{count:>{_CELL}}' for count in row)}"
+        f"  {n:>2}  {cell(name, _NAME)}{''.join(f'{count:>{_CELL}}' for count in row)}"
         for n, (name, row) in enumerate(zip(names, counts.tolist(), strict=True), start=1)
     ]
     return ["confusion matrix (rows: expected label, columns: predicted label)", head, *rows]
@@ -357,7 +340,7 @@ def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [(int(n) // len(names), int(n) % len(names)) for n in order]
     lines = [
-        f"  {_fit(names[a], 30)}  {_fit(names[b], 30)}{wrong[a, b]:>5} of {counts[a].sum():<5}".rstrip()
+        f"  {cell(names[a], 30)}  {cell(names[b], 30)}{wrong[a, b]:>5} of {counts[a].sum():<5}".rstrip()
         for a, b in pairs
         if wrong[a, b]
     ]
@@ -365,12 +348,6 @@ def _pairs_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
         alone = f"{n_wrong} texts are given the label of another, and each is the only one of its own label"
         return [alone if n_wrong else "no label is confused with another"]
     return ["most confused labels", f"  {'expected':<30}  {'predicted':<30}", *lines]
-
-
-def _fit(name: str, width: int) -> str:
-    """Return the name on one line, cut or filled up to this width."""
-    shown = escape_controls(name)
-    return (shown if len(shown) <= width else shown[: width - 1] + "…").ljust(width)
 
 
 _TOP = 3
@@ -406,16 +383,39 @@ class ClassifyJudge(PredictionJudge):
             return metrics.multi_label(expected.astype(bool), found)
         return metrics.single_label(expected, found, len(self.decision.scheme.names))
 
-    def write(self, predictions: Any, prefix: str) -> None:
-        """Write the predictions as JSON lines; a test split also as run_classification.py does."""
-        logits = self._pooled(predictions)
-        entries = list(self.decision.entries(logits, _TOP))
-        self.store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
+    def examples(self, predictions: Any) -> list[Judged]:
+        """Return every text with its labels: what the data says, and what the model predicts."""
+        logits, decision, given = self._pooled(predictions), self.decision, self.split.examples
+        expected = decision.scheme.known(given)
+        judged = []
+        for n, entry in enumerate(decision.entries(logits, _TOP)):
+            shown = {"text": given.texts[n]} | ({} if given.pairs is None else {"text_pair": given.pairs[n]})
+            said = None if given.labels is None else given.labels[n]
+            loss, probability = (None, None) if expected[n] is None else decision.cost(logits[n], expected[n])
+            predicted = next(entry[name] for name in ("label", "labels", "value") if name in entry)
+            judged.append(
+                Judged(
+                    row=given.places[n],
+                    shown=shown,
+                    expected=decision.scheme.written(said),
+                    predicted=predicted,
+                    probability=probability,
+                    loss=loss,
+                    badness=None if loss is None else (loss,),
+                    wrong=None if loss is None else decision.is_wrong(logits[n], expected[n]),
+                    of_predictions=entry,
+                )
+            )
+        return judged
+
+    def write(self, examples: Sequence[Judged], prefix: str) -> None:
+        """Write the predictions of a test split as run_classification.py does, and the confusion matrix."""
         if prefix == "predict":
-            lines = (f"{n}\t{_shown(entry)}\n" for n, entry in enumerate(entries))
+            lines = (f"{n}\t{_shown(one.of_predictions)}\n" for n, one in enumerate(examples))
             self.store("predict_results.txt", "index\tprediction\n" + "".join(lines))
         if self.split.labels is not None and self.decision.scheme.kind == "single_label_classification":
-            self._confusion(self.decision.found(logits), prefix)
+            index = {name: n for n, name in enumerate(self.decision.scheme.names)}
+            self._confusion(np.asarray([index[one.predicted] for one in examples]), prefix)
 
     def _pooled(self, predictions: Any) -> np.ndarray:
         return pooled(logits_of(predictions), self.split.rows.text_of, self.decision.pooling)
@@ -426,13 +426,9 @@ class ClassifyJudge(PredictionJudge):
         counts = metrics.confusion(self.split.labels, found, len(names))
         self.tables += confusion_table(counts, names)
         self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
-        picture = f"{prefix}_confusion.png"
-        with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
-            if not draw_confusion(counts, names, self.folder / picture):
-                logger.info("no picture of the confusion matrix: pip install %s", extra("report"))
 
 
-def _shown(entry: dict[str, Any]) -> str:
+def _shown(entry: Mapping[str, Any]) -> str:
     if "value" in entry:
         return f"{entry['value']:3.3f}"
     return str(entry["label"] if "label" in entry else entry["labels"])

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -23,11 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from whet.config.arguments import TrainingArguments
 from whet.console import plural
+from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine.engine import Engine
+from whet.engine.evaluate import Evaluation
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
+from whet.jobs.judging import Judged, Judgement
 from whet.jobs.task_run import (
     Part,
     TaskRun,
@@ -59,12 +62,25 @@ from whet.tasks.lm.render import Rendered, rendered
 LENGTH = "length"
 
 
+@dataclass(frozen=True)
+class TextRows(RowStore):
+    """Rows of tokens that know their texts: one row a text, several of a long one, or blocks of several texts."""
+
+    text_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """(rows,) int64: the text, or the block, that each row is of; it does not decrease."""
+    texts: Sequence[str] | None = None
+    """None: the rows are blocks, or nobody reads their texts."""
+    places: Sequence[str] = ()
+    begins: Sequence[int] = ()
+    """Where in each text its completion begins, in characters."""
+
+
 class PairRows:
     """A data set of pairs: two rows of tokens each, the chosen completion first."""
 
     column_names = (LENGTH,)
 
-    def __init__(self, rows: RowStore) -> None:
+    def __init__(self, rows: TextRows) -> None:
         self.rows = rows
         self.reference: np.ndarray | None = None
         """Log-probabilities of the completions by the reference model, (pairs, 2) float64."""
@@ -146,7 +162,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     parts = {}
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
-        parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
+        parts[name] = Part(rows, LmJudge(rows, tokenizer), len(rows), found.left_out)
     model = as_trained(model, job, args, CAUSAL_LM, tokenizer)
     made = collate_pairs if by_preference else collate
     data = [part.rows for part in parts.values()]
@@ -188,7 +204,7 @@ def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
     return length
 
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raise this when the same input shall give other rows, or the file looks different."""
 
 _Row = tuple[np.ndarray, np.ndarray]
@@ -210,10 +226,14 @@ class RowMaker:
     n_threads: int | None = None
     """As in `encode.each`."""
 
-    def rows(self, name: str, examples: Examples) -> RowStore:
-        """Return the rows of the examples: from the cache if it has them. `name` is the split's, for the log."""
+    def rows(self, name: str, examples: Examples) -> TextRows:
+        """Return the rows of the examples: from the cache if it has them. `name` is the split's, for the log.
+
+        Those of `train` are without their texts, which nobody reads.
+        """
         blocks = examples.form == "lines" if self.packing is None else self.packing
-        made = rendered(_as_one_text(examples, blocks), self.tokenizer, completion_only=self.completion_only)
+        shown = _as_one_text(examples, blocks)
+        made = rendered(shown, self.tokenizer, completion_only=self.completion_only)
         options = {"max_length": self.max_length, "blocks": blocks, "special": made.with_special, "end": made.with_end}
         options |= {} if self.group == 1 else {"group": self.group}
         key = Key(_LAYOUT, self.tokenizer, {"lm": True, "form": examples.form, **options})
@@ -229,11 +249,13 @@ class RowMaker:
         self._warn(name, made)
         key.add_numbers([-1 if end is None else end])
         arrays = self.cache.take(key.hex(), lambda: self._make(made, examples, blocks=blocks))
-        found = RowStore.from_arrays(arrays)
+        found = TextRows.from_arrays(arrays)
         self._describe(name, found, dict(zip(("cut", "empty"), arrays["counts"].tolist(), strict=True)))
         if not len(found):
             raise _nothing_to_learn(name, examples, self.max_length)
-        return found
+        begins = [0 if not span else span[0][0] for span in made.spans]
+        texts = None if blocks or name == "train" else made.texts
+        return replace(found, text_of=arrays["text_of"], texts=texts, places=shown.places, begins=begins)
 
     def _warn(self, name: str, made: Rendered) -> None:
         """Log what the chat template leaves out of the rows."""
@@ -255,14 +277,18 @@ class RowMaker:
         n_cut = 0
         if blocks:
             tokens = _cut(_joined(tokens), self.max_length)
+            text_of = np.arange(len(tokens))
         elif examples.form in ("lines", "text"):
-            tokens = [part for one in tokens for part in _cut(one, self.max_length)]
+            parts = [_cut(one, self.max_length) for one in tokens]
+            tokens = [part for of_text in parts for part in of_text]
+            text_of = np.repeat(np.arange(len(parts)), [len(of_text) for of_text in parts])
         else:
             n_cut = sum(len(one[0]) > self.max_length for one in tokens)
             tokens = [(ids[: self.max_length], labels[: self.max_length]) for ids, labels in tokens]
-        kept = [row for group in _groups(tokens, self.group) if all(map(_is_learnt, group)) for row in group]
-        counts = np.asarray([n_cut, len(tokens) - len(kept)])
-        return _store(kept).arrays() | {"counts": counts}
+            text_of = np.arange(len(tokens))
+        rows = [n for group in _groups(tokens, self.group) if all(_is_learnt(tokens[n]) for n in group) for n in group]
+        counts = np.asarray([n_cut, len(tokens) - len(rows)])
+        return _store([tokens[n] for n in rows]).arrays() | {"counts": counts, "text_of": text_of[rows]}
 
     def _tokens(self, made: Rendered) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and labels of each text."""
@@ -349,8 +375,9 @@ def _ended(ids: np.ndarray, labels: np.ndarray, end: int) -> tuple[np.ndarray, n
     return np.append(ids, np.int32(end)), np.append(labels, end)
 
 
-def _groups(tokens: Sequence[_Row], size: int) -> Iterator[Sequence[_Row]]:
-    return (tokens[first : first + size] for first in range(0, len(tokens), size))
+def _groups(tokens: Sequence[_Row], size: int) -> Iterator[range]:
+    """Yield which rows stay together."""
+    return (range(first, min(first + size, len(tokens))) for first in range(0, len(tokens), size))
 
 
 def _is_learnt(row: _Row) -> bool:
@@ -389,24 +416,133 @@ def _nothing_to_learn(name: str, examples: Examples, max_length: int) -> DataErr
     )
 
 
+_STRETCH = 16
+"""Targets of the worst stretch of a text."""
+
+
 @dataclass(frozen=True)
 class LmJudge:
-    """Judges a language model on one split, by the mean loss of its targets; perplexity leaves routers' loss out."""
+    """Judges a language model on one split, by the mean loss of its targets; perplexity leaves routers' loss out.
 
-    rows: Any
-    """A RowStore, or pairs of completions."""
+    Of each text it keeps the loss, and the stretch of tokens that the model expects least: what the text says there,
+    and the tokens that the model finds most likely in their places. Of pairs: which completion it prefers.
+    """
+
+    rows: TextRows | PairRows
+    tokenizer: Any
 
     def while_training(self) -> dict[str, Any]:
         """Leave evaluations in a training to the loss and the targets it finds: nobody reads all logits."""
         return {}
 
-    def judge(self, engine: Engine, prefix: str) -> dict[str, float]:
-        """Return the metrics of the engine's model on the split."""
-        found = dict(engine.evaluate(self.rows, prefix))
-        if not isinstance(self.rows, RowStore):
-            return found
-        routers = router_loss.share_of(engine.model, found.get(f"{prefix}_aux_loss", 0.0))
-        return found | {f"{prefix}_perplexity": perplexity(found[f"{prefix}_loss"] - routers)}
+    def judge(self, engine: Engine, prefix: str) -> Judgement:
+        """Return the metrics of the engine's model on the split, and its texts or pairs."""
+        found: list[dict[str, np.ndarray]] = []
+
+        def evaluation(engine: Engine) -> dict[str, float]:
+            objective: Any = engine.objective
+            of_each = objective.by_pair if isinstance(self.rows, PairRows) else objective.by_target
+
+            def batches() -> Iterator[tuple[Batch, Any]]:
+                for batch, output in engine.forward_batches(self.rows):
+                    first, second = (one.detach().cpu().numpy() for one in of_each(output, batch))
+                    found.append({"first": first, "second": second})
+                    yield batch, output
+
+            names = engine.args.label_names
+            judged = Evaluation(objective=objective, sync=engine.sync, keeps=False, label_names=names).run(batches())
+            return dict(judged.metrics or {})
+
+        metrics = dict(engine.evaluate(self.rows, prefix, evaluation))
+        of_all = engine.sync.in_order(found, _is_pair_of_arrays)
+        first, second = (np.concatenate([one[name] for one in of_all]) for name in ("first", "second"))
+        if isinstance(self.rows, PairRows):
+            return Judgement(metrics, _judged_pairs(self.rows.rows, first, second))
+        routers = router_loss.share_of(engine.model, metrics.get(f"{prefix}_aux_loss", 0.0))
+        metrics |= {f"{prefix}_perplexity": perplexity(metrics[f"{prefix}_loss"] - routers)}
+        return Judgement(metrics, _judged_texts(self.rows, first, second, self.tokenizer))
+
+
+def _is_pair_of_arrays(one: Any) -> bool:
+    return isinstance(one, dict) and one.keys() == {"first", "second"} and all(
+        isinstance(each, np.ndarray) for each in one.values()
+    )  # fmt: skip
+
+
+def _judged_texts(rows: TextRows, losses: np.ndarray, best: np.ndarray, tokenizer: Any) -> list[Judged]:
+    """Return the texts of a split, or its blocks, from the losses and likeliest tokens of all targets in order."""
+    labels = rows.tokens["labels"]
+    is_target = labels != IGNORED
+    is_target[rows.cu_seqlens[:-1]] = False
+    (places,) = is_target.nonzero()
+    assert len(places) == len(losses), "every target has a loss"
+    text_of = np.repeat(rows.text_of, rows.lengths)[places]
+    texts = range(len(rows.texts)) if rows.texts is not None else rows.text_of.tolist()
+    judged = []
+    for n, (begin, end) in zip(texts, np.searchsorted(text_of, [[n, n + 1] for n in texts]), strict=True):
+        if rows.texts is not None:
+            one = Judged(row=rows.places[n], shown={"text": rows.texts[n]})
+        else:
+            row = int(np.searchsorted(rows.text_of, n))
+            ids = rows.tokens["input_ids"][rows.cu_seqlens[row] : rows.cu_seqlens[row + 1]]
+            one = Judged(row=f"block {n + 1}", shown={"text": _text_of(tokenizer, ids)})
+        judged.append(_with_loss(one, losses[begin:end], labels[places[begin:end]], best[begin:end], tokenizer))
+    return judged
+
+
+def _with_loss(one: Judged, losses: np.ndarray, labels: np.ndarray, best: np.ndarray, tokenizer: Any) -> Judged:
+    """Return a text with what is known of its targets; as it is if it has none."""
+    if not len(losses):
+        return one
+    width = min(_STRETCH, len(losses))
+    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(losses.astype(np.float64), nan=_HUGE, posinf=_HUGE))])
+    first = int(np.argmax(sums[width:] - sums[:-width]))
+    worst = slice(first, first + width)
+    loss = float(losses.mean(dtype=np.float64))
+    more = {"perplexity": perplexity(loss), "targets": len(losses)}
+    return replace(
+        one,
+        expected=_text_of(tokenizer, labels[worst]),
+        predicted=_text_of(tokenizer, best[worst]),
+        loss=loss,
+        badness=(loss,),
+        of_predictions=more,
+        of_errors=more,
+    )
+
+
+_HUGE = 1e6
+"""The loss of a target whose loss is not finite, where the worst stretch is looked for."""
+
+
+def _text_of(tokenizer: Any, ids: np.ndarray) -> str:
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _judged_pairs(rows: TextRows, losses: np.ndarray, margins: np.ndarray) -> list[Judged]:
+    """Return the pairs of a split, from the loss of each that has rows and its margin of rewards."""
+    assert rows.texts is not None
+    row_of = {int(text) // 2: n for n, text in enumerate(rows.text_of[::2])}
+    judged = []
+    for pair in range(len(rows.texts) // 2):
+        begin, both = rows.begins[2 * pair], rows.texts[2 * pair : 2 * pair + 2]
+        chosen, rejected = (text[begin:] for text in both)
+        one = Judged(row=rows.places[2 * pair], shown={"text": both[0][:begin]}, expected=chosen)
+        if (n := row_of.get(pair)) is not None:
+            margin, wrong = float(margins[n]), not margins[n] > 0
+            more = {"rejected": rejected, "margin": margin}
+            one = replace(
+                one,
+                predicted=rejected if wrong else chosen,
+                probability=float(np.exp(-np.logaddexp(0.0, -margin))),
+                loss=float(losses[n]),
+                badness=(-margin,),
+                wrong=wrong,
+                of_predictions=more,
+                of_errors=more,
+            )
+        judged.append(one)
+    return judged
 
 
 def perplexity(loss: float) -> float:

@@ -37,6 +37,15 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
     return _version_2(questions, predictions) if version_2 else _version_1(questions, predictions)
 
 
+def scores(questions: Questions, predictions: Predictions, *, version_2: bool) -> list[tuple[float, float] | None]:
+    """Return exact match and F1 of each answer, from 0 to 1; None for a question of v1.1 without a reference."""
+    both = zip(questions.ids, questions.answers, strict=True)
+    given = ((predictions.best[name], answers.texts) for name, answers in both)
+    if version_2:
+        return [_with_no_answer(text, references) for text, references in given]
+    return [_of_references(text, references) if references else None for text, references in given]
+
+
 def check_scorable(questions: Questions, *, version_2: bool) -> None:
     """Raise DataError if these questions cannot be scored, before any prediction."""
     problems = [] if version_2 else _no_answer(questions)
@@ -60,21 +69,18 @@ def word_f1(prediction: str, reference: str) -> float:
 
 
 def _version_1(questions: Questions, predictions: Predictions) -> dict[str, float]:
-    exact, f1 = [], []
-    for name, answers in zip(questions.ids, questions.answers, strict=True):
-        prediction = normalise(predictions.best[name])
-        references = [normalise(text) for text in answers.texts]
-        exact.append(prediction in references)
-        f1.append(max(word_f1(prediction, reference) for reference in references))
+    exact, f1 = np.array(scores(questions, predictions, version_2=False), dtype=np.float64).T
     return {"exact_match": _percent(exact), "f1": _percent(f1)}
 
 
+def _of_references(text: str, answers: Iterable[str]) -> tuple[float, float]:
+    """Return exact match and F1 by v1.1: those of the best reference."""
+    prediction, references = normalise(text), [normalise(answer) for answer in answers]
+    return float(prediction in references), max(word_f1(prediction, reference) for reference in references)
+
+
 def _version_2(questions: Questions, predictions: Predictions) -> dict[str, float]:
-    scored = [
-        _with_no_answer(predictions.best[name], answers.texts)
-        for name, answers in zip(questions.ids, questions.answers, strict=True)
-    ]
-    exact, f1 = np.array(scored, dtype=np.float64).T
+    exact, f1 = np.array(scores(questions, predictions, version_2=True), dtype=np.float64).T
     has_answer = np.array([bool(answers.texts) for answers in questions.answers])
     metrics: dict[str, float] = {}
     for prefix, which in (("", np.ones_like(has_answer)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):

@@ -6,7 +6,6 @@ words, and are judged: entities by seqeval, plain tags by F1.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError, Problem
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.judging import PredictionJudge, pooled
+from whet.jobs.judging import Judged, PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.task_run import (
@@ -277,13 +276,21 @@ class Found:
     words: list[np.ndarray]
     tags: list[np.ndarray]
     scores: list[np.ndarray]
+    losses: list[np.ndarray]
+    """The negative log-probabilities of the expected tags; empty if these are not known."""
 
 
-def best_tags(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best tag of each token and its probability, both (rows, T): all that is kept of the logits."""
-    scores = only_logits(logits, labels).float().softmax(-1)
-    best = scores.max(-1)
-    return best.indices, best.values
+def best_tags(logits: Any, labels: Any) -> tuple[torch.Tensor, ...]:
+    """Return the best tag of each token, its probability, and with labels their losses, each (rows, T).
+
+    That is all that is kept of the logits.
+    """
+    shares = only_logits(logits, labels).float().log_softmax(-1)
+    best = shares.max(-1)
+    if labels is None:
+        return best.indices, best.values.exp()
+    losses = -shares.gather(-1, labels.to(shares.device).clamp(min=0)[..., None])[..., 0]
+    return best.indices, best.values.exp(), losses
 
 
 def only_logits(logits: Any, labels: Any) -> torch.Tensor:
@@ -299,13 +306,14 @@ def words_of(split: Split, predictions: Any, pooling: Pooling) -> Found:
     return of_windows(split, predictions, pooling)
 
 
-def of_tokens(split: Split, best: np.ndarray, scores: np.ndarray) -> Found:
+def of_tokens(split: Split, best: np.ndarray, scores: np.ndarray, losses: np.ndarray | None = None) -> Found:
     """Return the tags of the words from those of the tokens (rows, T), for one row a sentence."""
     places = [split.rows.first_pieces(row) for row in range(len(split.sentences))]
     return Found(
         words=[index for index, _ in places],
         tags=[best[row][place].astype(np.int64) for row, (_, place) in enumerate(places)],
         scores=[scores[row][place] for row, (_, place) in enumerate(places)],
+        losses=[] if losses is None else [losses[row][place] for row, (_, place) in enumerate(places)],
     )
 
 
@@ -316,27 +324,51 @@ def of_windows(split: Split, logits: np.ndarray, pooling: Pooling) -> Found:
         index, places = split.rows.first_pieces(row)
         words.append(index)
         values.append(logits[row][places])
-    found = Found([], [], [])
+    found = Found([], [], [], [])
     last = np.searchsorted(split.rows.text_of, np.arange(len(split.sentences)), side="right")
-    for begin, end in zip([0, *last[:-1]], last, strict=True):
-        _add(found, np.concatenate(words[begin:end]), np.concatenate(values[begin:end]), pooling)
+    for n, (begin, end) in enumerate(zip([0, *last[:-1]], last, strict=True)):
+        numbers = None if split.numbers is None else split.numbers[n]
+        _add(found, np.concatenate(words[begin:end]), np.concatenate(values[begin:end]), numbers, pooling)
     return found
 
 
-def _add(found: Found, words: np.ndarray, logits: np.ndarray, pooling: Pooling) -> None:
-    """Add the words of one sentence, whose windows follow each other."""
+def _add(found: Found, words: np.ndarray, logits: np.ndarray, numbers: np.ndarray | None, pooling: Pooling) -> None:
+    """Add the words of one sentence, whose windows follow each other; `numbers` are the expected tags of all words."""
     order = np.argsort(words, kind="stable")
     if len(words):
         logits = pooled(logits[order], words[order], pooling)
-    best, scores = best_tags(torch.from_numpy(np.asarray(logits, dtype=np.float64)), None)
-    found.words.append(np.unique(words))
+    read = np.unique(words)
+    expected = None if numbers is None else torch.from_numpy(numbers[read])
+    best, scores, *losses = best_tags(torch.from_numpy(np.asarray(logits, dtype=np.float64)), expected)
+    found.words.append(read)
     found.tags.append(best.numpy().astype(np.int64))
     found.scores.append(scores.numpy())
+    found.losses.extend(one.numpy() for one in losses)
 
 
 INSTALL = extra("tag")
 _BIOES = {"L-": "E-", "U-": "S-"}
 """The last word of an entity, and a word alone, as BILOU writes them -> as seqeval reads them."""
+
+
+def as_bioes(tag: str) -> str:
+    """Return a tag of BILOU as seqeval reads it; other tags stay as they are."""
+    return re.sub("^[LU]-", lambda mark: _BIOES[mark[0]], tag)
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return kind, begin and end (one past the last word) of each entity, as seqeval finds them."""
+    found: list[tuple[str, int, int]] = []
+    before, kind, begin = "O", "", 0
+    for n, tag in enumerate([*map(as_bioes, tags), "O"]):
+        mark, _, own = tag.partition("-")
+        if mark in "IE" and before in "BI" and own == kind:
+            before = mark
+            continue
+        if before != "O":
+            found.append((kind, begin, n))
+        before, kind, begin = mark, own, n
+    return found
 
 
 def metrics_of_tags(
@@ -353,7 +385,7 @@ def metrics_of_tags(
     except ConfigError:
         logger.warning("accuracy of words alone: precision, recall and F1 of entities need: pip install %s", INSTALL)
         return {"accuracy": accuracy}
-    known = [re.sub("^[LU]-", lambda mark: _BIOES[mark[0]], name) for name in tags.names]
+    known = [as_bioes(name) for name in tags.names]
     names = [[known[n] for n in one] for one in expected], [[known[n] for n in one] for one in found]
     values = {
         "precision": float(seqeval.precision_score(*names, zero_division=0)),
@@ -373,6 +405,32 @@ def _of_each_entity(seqeval: Any, names: Any) -> dict[str, float]:
         if not entity.endswith(" avg")
         for word, theirs in words.items()
     }
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The words of a sentence that were read, by which its tags are counted."""
+
+    tokens: Sequence[str]
+    """All words of the sentence."""
+    words: Sequence[int]
+    """Those that were read."""
+
+    def named(self, begin: int, end: int, kind: str) -> str:
+        """Return these words with their kind."""
+        return f"{' '.join(self.tokens[self.words[begin] : self.words[end - 1] + 1])} ({kind})"
+
+    def apart(
+        self, expected: Sequence[str], predicted: Sequence[str], doubts: np.ndarray, *, of_entities: bool
+    ) -> tuple[list[str], list[str]]:
+        """Return what is expected and what is predicted, where they differ: entities, or words, the worst first."""
+        both = [entities(tags) if of_entities else [] for tags in (expected, predicted)]
+        found = [[one for one in own if one not in other] for own, other in (both, both[::-1])]
+        if not any(found):  # the same entities, marked in another way
+            wrong = [at for at in np.argsort(-doubts, kind="stable").tolist() if expected[at] != predicted[at]]
+            found = [[(str(tags[at]), at, at + 1) for at in wrong] for tags in (expected, predicted)]
+        missed, made_up = ([self.named(begin, end, kind) for kind, begin, end in one] for one in found)
+        return missed, made_up
 
 
 @dataclass(frozen=True)
@@ -401,19 +459,58 @@ class TagJudge(PredictionJudge):
         expected = [numbers[index] for numbers, index in zip(self.split.numbers, found.words, strict=True)]
         return metrics_of_tags(expected, found.tags, self.tags, each_entity=self.each_entity)
 
-    def write(self, predictions: Any, prefix: str) -> None:
-        """Write words, tags and scores as JSON lines; a test split also as run_ner.py does: tags alone, a line each."""
-        entries = list(self.entries(predictions))
-        self.store(
-            f"{prefix}_predictions.jsonl", "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in entries)
-        )
-        if prefix == "predict":
-            lines = (" ".join(tag for tag in one["tags"] if tag is not None) for one in entries)
-            self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
+    def examples(self, predictions: Any) -> list[Judged]:
+        """Return every sentence with its tags: what the data says, and what the model predicts."""
+        found = self._of_words(predictions)
+        entries = entries_of(self.split.sentences, self.tags, found)
+        return [self._example(n, entry, found) for n, entry in enumerate(entries)]
 
-    def entries(self, predictions: Any) -> Iterator[dict[str, Any]]:
-        """Yield for each sentence its words with their tags and scores; None for a word that was not read."""
-        yield from entries_of(self.split.sentences, self.tags, self._of_words(predictions))
+    def _example(self, n: int, entry: dict[str, Any], found: Found) -> Judged:
+        given, words = self.split.sentences.tags_of(n), [int(word) for word in found.words[n]]
+        one = Judged(
+            row=entry["row"],
+            shown={"text": " ".join(entry["tokens"])},
+            expected=None if given is None else list(given),
+            predicted=entry["tags"],
+            of_predictions={name: entry[name] for name in ("tokens", "tags", "scores")},
+        )
+        if given is None or not words or not set(given) <= set(self.tags.names):
+            return one
+        expected, predicted = ([tags[word] for word in words] for tags in (given, entry["tags"]))
+        wrong = np.asarray([tag != other for tag, other in zip(expected, predicted, strict=True)])
+        asked = np.flatnonzero(wrong if wrong.any() else ~wrong)
+        shares = np.exp(-found.losses[n].astype(np.float64)) if found.losses else None
+        doubts = np.where(wrong, found.scores[n], -found.scores[n]) if shares is None else -shares
+        at = int(asked[np.argmax(doubts[asked])])
+        read = _Read(entry["tokens"], words)
+        if wrong.any():
+            missed, made_up = read.apart(expected, predicted, doubts, of_entities=self.tags.are_entities)
+        else:
+            missed = made_up = [read.named(at, at + 1, expected[at])]
+        wrong_words = [
+            {
+                "word": words[place],
+                "token": entry["tokens"][words[place]],
+                "expected": expected[place],
+                "predicted": predicted[place],
+                "probability": None if shares is None else float(shares[place]),
+            }
+            for place in np.flatnonzero(wrong).tolist()
+        ]
+        return replace(
+            one,
+            probability=None if shares is None else float(shares[at]),
+            loss=None if shares is None else float(found.losses[n].mean()),
+            badness=(float(doubts[at]),),
+            wrong=bool(wrong.any()),
+            of_errors={"expected": missed, "predicted": made_up, "wrong_words": wrong_words},
+        )
+
+    def write(self, examples: Sequence[Judged], prefix: str) -> None:
+        """Write the tags of a test split as run_ner.py does: a sentence a line."""
+        if prefix == "predict":
+            lines = (" ".join(tag for tag in one.predicted if tag is not None) for one in examples)
+            self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
 
     def _of_words(self, predictions: Any) -> Found:
         return words_of(self.split, predictions, self.pooling)

@@ -64,9 +64,16 @@ class Sentences:
     """The tags of all sentences of the data, where these are only some of them."""
     notes: Sequence[str] = ()
     """What else a user should know of how the data was read."""
+    some_tags: Sequence[Sequence[str] | None] = ()
+    """The tags of each sentence that has some, where others have none."""
 
     def __len__(self) -> int:
         return len(self.words)
+
+    def tags_of(self, sentence: int) -> Sequence[str] | None:
+        """Return the tags of this sentence; None if it has none."""
+        given = self.tags or self.some_tags
+        return given[sentence] if given else None
 
 
 class Collected:
@@ -88,6 +95,7 @@ class Collected:
             places=self.places,
             tag_column=tag_column,
             left_out=LeftOut.of(self.bad),
+            some_tags=self.tags if tags is None else (),
         )
 
 

@@ -1,0 +1,85 @@
+"""The page `report.html` of a run, or of several next to each other: what they reached, and what they get wrong.
+
+`runs` decides what the files of an output folder say of a run, `curves` what is drawn of it, `page` what a reader sees.
+Nothing here trains or computes a metric, and neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from whet.config.rules.training import REPORT_NAME
+from whet.errors import ConfigError
+from whet.log import logger
+
+
+def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
+    """Write the page of the runs in these output folders, and return its path.
+
+    It is `report.html` in the folder of the run, or in the current folder if there are several runs, unless `path`
+    names another file. Raises ConfigError for a folder without a run, and for a file that is not such a page.
+    """
+    from whet.report import curves, page, runs
+    from whet.watch import files as output_files
+
+    found = runs.name_apart([runs.read(folder) for folder in folders])
+    path = path or (Path(folders[0]) if len(folders) == 1 else Path()) / REPORT_NAME
+    _require_free(path, f'content="{page.GENERATOR}'.encode())
+    with output_files.stored(f"{path.name} cannot be written", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output_files.write_text(path, page.render(found, curves.draw(found), path.parent))
+    return path
+
+
+@contextmanager
+def written_after(folder: Path) -> Iterator[None]:
+    """Write the page of the run in this folder after the block; not after a signal, nor if it fails at its first steps.
+
+    Of several seeds each has its page in its folder, and the folder's own shows them next to each other. A page that
+    cannot be written is a warning.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # the error that ended the run is what counts
+            if _is_under_way(folder):
+                write([folder])
+        raise
+    try:
+        _write_all(folder)
+    except Exception as error:
+        again = f"whet report {shlex.quote(str(folder))}"
+        logger.warning("%s was not written (`%s` tries it again): %s", REPORT_NAME, again, error)
+    else:
+        from whet.watch import printing
+
+        printing.show([f"  {'report':<24}{REPORT_NAME}"])
+
+
+def _is_under_way(folder: Path) -> bool:
+    """Return whether the run has steps enough for a curve."""
+    from whet.report.runs import read
+
+    return len(read(folder).steps) > 1
+
+
+def _write_all(folder: Path) -> None:
+    seeds = sorted(folder.glob("seed-*/")) if (folder / "seeds.json").is_file() else []
+    for seed in seeds:
+        write([seed])
+    write(seeds or [folder], folder / REPORT_NAME)
+
+
+def _require_free(path: Path, mark: bytes) -> None:
+    """Raise ConfigError if there is a file of this name that is not a page of whet's, which have this mark."""
+    with suppress(FileNotFoundError):
+        if path.is_dir() or (path.is_file() and mark not in path.read_bytes()[:4096]):
+            raise ConfigError(
+                what="there is a folder of this name" if path.is_dir() else "the file is not a report of whet",
+                got=str(path),
+                why="it would be lost",
+                fix="name another file in --output",
+            )

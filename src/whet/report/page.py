@@ -1,0 +1,499 @@
+"""The page of one run, or of several next to each other: one file of HTML, with its style, script and figures inside.
+
+Everything that comes from a file is text here, never markup: the template escapes it, and control characters and those
+that change the writing direction are shown as escapes. The page asks for nothing from any address, and its policy lets
+no script run but its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from whet.config.rules.training import REPORT_NAME
+from whet.console import amount, duration
+from whet.errors import escape_controls
+from whet.report.curves import MOST_COLOURS, Curve
+from whet.report.runs import (
+    SPLITS,
+    UNKNOWN,
+    Confusion,
+    Examples,
+    Run,
+    judged_names,
+    judges,
+    number,
+    number_text,
+    words_of,
+)
+from whet.version import __version__
+
+GENERATOR = "whet report"
+_LONGEST_HEAD, _LONGEST_TEXT, _LONGEST_ANSWER = 600, 6000, 600
+"""Characters of an example that are shown at once, and after a click; and of its expected or predicted answer."""
+_MOST_LABELS = 150
+"""Labels of the largest matrix that is drawn; with more, those that are confused most."""
+_MOST_PAIRS = 20
+_HEADLINES = ("accuracy", "f1", "exact_match", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
+"""The metrics that are worth the largest letters, if a run has them."""
+
+
+def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
+    """Return the page of these runs, with their curves; links to pages of single runs begin in `folder`."""
+    script = _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    shared = {
+        "css": Markup(_resource("page.css")),  # noqa: S704 - a file of this package
+        "script": Markup(script),  # noqa: S704 - a file of this package
+        "script_hash": Markup(f"sha256-{digest}"),  # noqa: S704 - base64
+        "generator": f"{GENERATOR}, whet {__version__}",
+    }
+    empty = dict.fromkeys(
+        ("figures", "compared", "forecast", "worst", "confusions", "metrics", "evaluations", "charts", "times",
+         "settings", "command", "facts")
+    )  # fmt: skip
+    content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves}
+    content["lacks"] = [(run.name if len(runs) > 1 else "", *lack) for run in runs for lack in run.lacks]
+    content["sections"] = [(id_, words) for id_, part, words in _SECTIONS if content[part]]
+    written = _when(time.time())
+    names = ", ".join(runs[0].read_from) if len(runs) == 1 else f"the files of {len(runs)} runs"
+    content["footer"] = f"Written by whet {__version__} on {written} from {names}."
+    return _template().render(shared | content)
+
+
+_SECTIONS = (
+    ("runs", "compared", "Runs"), ("forecast", "forecast", "Forecast"), ("examples", "worst", "Worst examples"),
+    ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"), ("curves", "charts", "Curves"),
+    ("time", "times", "Time"), ("settings", "settings", "Settings"), ("run", "facts", "Command and machine"),
+    ("lacks", "lacks", "Missing"),
+)  # fmt: skip
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Return the template. What it prints is escaped, unless it is Markup: only this module makes some."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "attr": lambda text: escape(escape_controls(str(text))),
+        "count": lambda value: f"{value:,}" if isinstance(value, int) else number_text(value),
+        "figure": number_text,
+        "percent": lambda share: f"{share:.1%}" if share < 0.0995 else f"{share:.0%}",
+        "plain": lambda value: "" if (found := number(value)) is None else repr(found),
+        "probability": lambda value: UNKNOWN if value is None else f"{value:.3f}" if value >= 0.0005 else "< 0.001",
+        "loss": lambda value: UNKNOWN if value is None else f"{value:.2f}",
+        "row": lambda value: UNKNOWN if value is None else str(value),
+        "shown": _shown,
+        "label": lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
+    }
+    return environment.from_string(_resource("page.html"))
+
+
+def _resource(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8").rstrip("\n")
+
+
+def _finalized(value: Any) -> Any:
+    return escape_controls(value, keep="\n\t") if type(value) is str else value
+
+
+def _shown(text: Any) -> Markup:
+    """Return the text as markup that shows each of its control characters as an escape of its own kind of letters."""
+    text = str(text)
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return escape(text)
+    parts = (char if (shown := escape_controls(char, keep="\n\t")) == char else (shown,) for char in text)
+    return Markup().join(  # each part is escaped
+        Markup('<span class="c">{}</span>').format(part[0]) if isinstance(part, tuple) else part for part in parts
+    )
+
+
+def _one(run: Run) -> dict[str, Any]:
+    task = run.begin.get("task")
+    return {
+        "title": f"{run.name}: report of whet",
+        "kicker": f"whet {task}" if task else "Report of a training",
+        "heading": run.name,
+        "summary": _summary(run),
+        "figures": _headlines(run),
+        "forecast": _forecast(run),
+        "worst": [_examples(one, run) for one in run.examples],
+        "confusions": [_confusion(one) for one in run.confusions],
+        "metrics": _metrics([run]),
+        "evaluations": _evaluations(run),
+        "times": _times(run),
+        "settings": _settings(run),
+        "command": _command(run),
+        "facts": _facts(run),
+    }
+
+
+def _several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
+    compared = [
+        {
+            "name": run.name, "state": _state(run), "link": _link(run, folder),
+            "time": duration(taken) if (taken := _train_s(run)) is not None else UNKNOWN,
+            "memory": _bytes(run.end.get("peak_bytes")),
+        }
+        for run in runs
+    ]  # fmt: skip
+    title = f"{len(runs)} runs: report of whet"
+    summary = f"{', '.join(run.name for run in runs)}: what differs in their settings, and what came of it."
+    return {
+        "title": title, "kicker": "Runs next to each other", "heading": f"{len(runs)} runs", "summary": summary,
+        "compared": compared, "most_colours": MOST_COLOURS, "metrics": _metrics(runs), "settings": _differing(runs),
+    }  # fmt: skip
+
+
+def _link(run: Run, folder: Path) -> str | None:
+    """Return the address of the run's own page, relative to the folder of this one; None if it has none there."""
+    from urllib.parse import quote
+
+    page = run.folder.resolve() / REPORT_NAME
+    if not page.is_file() or not page.is_relative_to(folder.resolve()):
+        return None
+    return "./" + quote(page.relative_to(folder.resolve()).as_posix())
+
+
+# What a run reached
+
+
+def _state(run: Run) -> str:
+    status = run.end.get("status")
+    if status in ("finished", "stopped", "failed"):
+        return str(status)
+    return "no end recorded" if run.begin.get("event") else "log of a Trainer"
+
+
+def _summary(run: Run) -> str:
+    last = run.steps[-1] if run.steps else None
+    at = f"step {last.step:,} of {last.of:,}" if last and last.of else ""
+    began, ended = (_known(one.get("time")) for one in (run.begin, run.end))
+    taken = f", {duration(ended - began)} after it began" if began is not None and ended is not None else ""
+    when = f" on {_when(ended)}" if ended is not None else ""
+    parts = {
+        "finished": f"The run finished{when}{taken}.",
+        "stopped": f"The run was stopped{when}{taken}{f', at {at}' if at else ''}.",
+        "failed": f"The run failed{when}{taken}{f', at {at}' if at else ''}: {run.end.get('error')}",
+    }
+    words = parts.get(str(run.end.get("status")))
+    if words is None and run.begin.get("event"):
+        began_at = f" It began on {_when(began)}." if began is not None else ""
+        words = (
+            f"No end of the run is recorded: it still runs, or it was killed{f' after {at}' if at else ''}.{began_at}"
+        )
+    if words is None:
+        words = f"What transformers' Trainer has logged{f', up to {at}' if at else ''}."
+    if run.resumed_at:
+        words += f" It was resumed from step {' and '.join(f'{step:,}' for step in run.resumed_at)}."
+    return words
+
+
+def _headlines(run: Run) -> list[dict[str, str]]:
+    found = []
+    for prefix in ("eval", "predict"):
+        names = [one for one in _HEADLINES if f"{prefix}_{one}" in run.metrics][:2]
+        found += [(f"{words_of(one)}, {SPLITS[prefix]}", number_text(run.metrics[f"{prefix}_{one}"])) for one in names]
+    for one in run.examples:
+        if one.n_wrong is not None:
+            of = "" if one.n_judged is None else f" of {one.n_judged:,}"
+            found.append((f"wrong, {SPLITS[one.prefix]}", f"{one.n_wrong:,}{of}"))
+    if (taken := _train_s(run)) is not None:
+        found.append(("training time", duration(taken)))
+    if (rate := _known(run.metrics.get("train_tokens_per_second"))) is not None:
+        found.append(("real tokens a second", f"{rate:,.0f}"))
+    if (peak := _known(run.end.get("peak_bytes"))) is not None:
+        found.append(("peak memory", amount(peak)))
+    return [{"label": label, "value": value} for label, value in found]
+
+
+def _train_s(run: Run) -> float | None:
+    return _known(run.end.get("train_s")) or _known(run.metrics.get("train_runtime"))
+
+
+def _forecast(run: Run) -> list[dict[str, str]]:
+    """Return what was expected of memory and time, next to what came."""
+    forecast = run.begin.get("forecast")
+    if not isinstance(forecast, dict):
+        return []
+    rows = []
+    peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
+    if peak is not None:
+        rows.append(("peak memory", amount(peak), _bytes(found), _difference(peak, found)))
+    expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
+    if expected is not None:
+        low, high = _known(forecast.get("low")), _known(forecast.get("high"))
+        between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
+        shown = UNKNOWN if taken is None else duration(taken)
+        rows.append(("training time", duration(expected) + between, shown, _difference(expected, taken)))
+        if began is not None:
+            ended = _known(run.end.get("time"))
+            rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
+    return [dict(zip(("label", "expected", "found", "difference"), row, strict=True)) for row in rows]
+
+
+def _difference(expected: float, found: float | None) -> str:
+    return UNKNOWN if found is None or not expected else f"{found / expected - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+
+
+def _metrics(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the table of final metrics: of one run a column a split, of several a column a run."""
+    if not any(run.metrics for run in runs):
+        return None
+    if len(runs) > 1:
+        names = dict.fromkeys(name for run in runs for name in run.metrics)
+        rows = {name: [run.metrics.get(name) for run in runs] for name in names}
+        columns = [run.name for run in runs]
+    else:
+        by_split = {prefix: {} for prefix in SPLITS}
+        for name, value in runs[0].metrics.items():
+            prefix, _, rest = name.partition("_")
+            of_split = by_split.get(prefix)
+            if of_split is None or not rest:
+                by_split["train"][name] = value
+            else:
+                of_split[rest] = value
+        splits = {prefix: own for prefix, own in by_split.items() if own}
+        names = dict.fromkeys(name for own in splits.values() for name in own)
+        rows = {name: [own.get(name) for own in splits.values()] for name in names}
+        columns = [SPLITS[prefix] for prefix in splits]
+    plain = [name for name in rows if judges(name)]
+    return {
+        "caption": "Metrics at the end",
+        "columns": columns,
+        "rows": [{"name": name, "values": rows[name]} for name in plain],
+        "others": [{"name": name, "values": rows[name]} for name in rows if name not in plain],
+    }
+
+
+def _evaluations(run: Run) -> dict[str, Any] | None:
+    if len(run.evaluations) < 2:
+        return None
+    names = judged_names([run])
+    rows = [{"step": step, "values": [found.get(name) for name in names]} for step, found in run.evaluations.items()]
+    return {"columns": [name.removeprefix("eval_") for name in names], "rows": rows}
+
+
+_PARTS = {"forward_backward": "forward and backward", "update": "update of the weights"}
+
+
+def _times(run: Run) -> dict[str, Any] | None:
+    total = sum(run.seconds.values())
+    if total <= 0:
+        return None
+    ordered = sorted(run.seconds.items(), key=lambda part: -part[1])
+    longest = ordered[0][1]
+    rows = [
+        {
+            "name": _PARTS.get(name, words_of(name)),
+            "time": _time(s),
+            "share": s / total,
+            "width": round(100 * s / longest, 1),
+        }
+        for name, s in ordered
+    ]
+    return {"caption": f"{duration(total)} of the training, by part", "rows": rows}
+
+
+# Its examples and labels
+
+
+def _examples(one: Examples, run: Run) -> dict[str, Any]:
+    """Return the table of the worst examples; labels can be chosen if they are those of a few or of a matrix."""
+    rows = [_example(row, one.file) for row in one.rows]
+    for n, row in enumerate(rows if one.n_wrong is not None else []):
+        row["is_right"] = n >= (one.n_wrong or 0)
+    expected, predicted = ([*dict.fromkeys(row[name] for row in rows)] for name in ("expected", "predicted"))
+    labels = {label for matrix in run.confusions if matrix.prefix == one.prefix for label in matrix.labels}
+    if {*expected, *predicted} <= labels or 2 * max(len(expected), len(predicted)) <= len(rows):
+        expected, predicted = sorted(expected), sorted(predicted)
+        for row in rows:
+            row |= {"expected_at": expected.index(row["expected"]), "predicted_at": predicted.index(row["predicted"])}
+    else:
+        expected = predicted = []
+    numbers = [name for name in ("probability", "loss") if any(row[name] is not None for row in rows)]
+    numbers += ["row"] if any(row["row"] is not None for row in rows) else []
+    return {
+        "id": f"{one.prefix}-examples",
+        "split": SPLITS[one.prefix],
+        "caption": _caption(one),
+        "columns": ["Example", "Expected", "Predicted", *numbers],
+        "numbers": numbers,
+        "rows": rows,
+        "expected_names": expected,
+        "predicted_names": predicted,
+    }
+
+
+def _caption(one: Examples) -> str:
+    n_all, split = len(one.rows) + one.n_more, SPLITS[one.prefix]
+    if not n_all:
+        return f"The model gets no example of the {split} split wrong."
+    rest = f" Shown are the worst {len(one.rows):,}; {one.file} has all {n_all:,}." if one.n_more else ""
+    if one.n_wrong is None:
+        return f"{n_all:,} examples of the {split} split, worst first.{rest}"
+    unsure = f", then {n_all - one.n_wrong:,} that it is least sure of" if n_all > one.n_wrong else ""
+    return f"{one.n_wrong:,} examples of the {split} split that the model gets wrong, worst first{unsure}.{rest}"
+
+
+def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
+    expected, predicted = _answer(row.get("expected")), _answer(row.get("predicted"))
+    question = row.get("question")
+    texts = [str(row[name]) for name in ("text", "text_pair", "context") if row.get(name)]
+    text = "\n\n".join(texts)
+    head, rest = text[:_LONGEST_HEAD], text[_LONGEST_HEAD:_LONGEST_TEXT]
+    if len(rest) < _LONGEST_HEAD // 4 and len(text) < _LONGEST_TEXT:
+        head, rest = text, ""
+    return {
+        "passage": {
+            "lead": "" if question is None else str(question)[:_LONGEST_HEAD],
+            "head": head, "rest": rest, "n_lost": max(0, len(text) - _LONGEST_TEXT), "file": file,
+        },
+        "expected": expected, "predicted": predicted, "is_right": None,
+        "expected_at": None, "predicted_at": None,
+        "probability": number(row.get("probability")), "loss": number(row.get("loss")),
+        "row": row["row"] if isinstance(row.get("row"), int | str) else None,
+    }  # fmt: skip
+
+
+def _answer(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if value in ("", []):
+        return "nothing"
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = "\n".join(value)
+    text = value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value)
+    return text if len(text) <= _LONGEST_ANSWER else f"{text[:_LONGEST_ANSWER]} …"
+
+
+def _confusion(one: Confusion) -> dict[str, Any]:
+    totals = [sum(row) for row in one.counts]
+    wrong = sorted(
+        ((n, a, b) for a, row in enumerate(one.counts) for b, n in enumerate(row) if a != b and n),
+        key=lambda pair: (-pair[0], pair[1], pair[2]),
+    )
+    pairs = [
+        {"expected": one.labels[a], "predicted": one.labels[b], "n": n, "of": totals[a], "share": n / totals[a]}
+        for n, a, b in wrong[:_MOST_PAIRS]
+    ]
+    kept = range(len(one.labels))
+    if len(one.labels) > _MOST_LABELS:
+        kept = sorted([*dict.fromkeys(label for _, a, b in wrong for label in (a, b))][:_MOST_LABELS])
+    split = SPLITS[one.prefix]
+    more = f"the {len(pairs)} most frequent of {len(wrong):,}" if len(wrong) > len(pairs) else f"all {len(pairs)}"
+    of = f"the {len(kept)} most confused of {len(one.labels):,} labels" if len(kept) < len(one.labels) else ""
+    return {
+        "split": split,
+        "examples": f"{one.prefix}-examples",
+        "pairs": pairs,
+        "pairs_caption": f"Pairs of labels that are confused in the {split} split: {more}.",
+        "labels": [one.labels[n] for n in kept],
+        "caption": f"Confusion matrix of the {split} split{f', {of} ({one.file} has all)' if of else ''}. Rows: the"
+        " expected label. Columns: the predicted one. An empty cell is 0; the shade is the share of the row.",
+        "rows": [
+            {"label": one.labels[a], "cells": [_cell(one, a, b, totals[a]) for b in kept]} for a in kept
+        ],
+        "note": "Point at a cell, or touch it, for its labels.",
+    }  # fmt: skip
+
+
+def _cell(one: Confusion, a: int, b: int, total: int) -> dict[str, Any]:
+    n = one.counts[a][b]
+    if not n:
+        return {"n": 0}
+    words = f"expected {one.labels[a]}, predicted {one.labels[b]}: {n:,} of {total:,}"
+    # at most 45: letters in the page's ink stay readable on it
+    return {"n": n, "kind": "right" if a == b else "off", "shade": round(8 + 37 * n / total), "words": words}
+
+
+# Its settings and its machine
+
+
+def _settings(run: Run) -> dict[str, Any] | None:
+    if not run.settings:
+        return None
+    chosen, others = [], []
+    for name, entry in run.settings.items():
+        origin = entry.get("from")
+        is_default = origin in (None, "default")
+        row = {"name": name, "values": [_value(entry.get("value"))], "origin": None if is_default else str(origin)}
+        (others if is_default else chosen).append(row)
+    words = "Settings that differ from their default, and where each came from." if chosen else ""
+    return {
+        "rows": chosen, "others": others, "columns": ["Value", "From"],
+        "caption": words or "Every setting has its default value.",
+    }  # fmt: skip
+
+
+def _differing(runs: Sequence[Run]) -> dict[str, Any] | None:
+    if not any(run.settings for run in runs):
+        return None
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {name: [_value(run.settings[name].get("value")) if name in run.settings else UNKNOWN for run in runs]
+              for name in names}  # fmt: skip
+    rows = [{"name": name, "values": own, "origin": None} for name, own in values.items()
+            if len({*own}) > 1 and name != "output_dir"]  # fmt: skip
+    words = "Settings that differ between the runs." if rows else "The runs have the same settings."
+    return {"rows": rows, "others": [], "columns": [run.name for run in runs], "caption": words}
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _command(run: Run) -> str | None:
+    command = run.begin.get("command")
+    return " ".join(map(str, command)) if isinstance(command, list) else command
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """Return what the run recorded of its model, its data and its machine, in words."""
+    found = []
+    for part in ("model", "data", "machine"):
+        entries = run.begin.get(part)
+        for name, value in entries.items() if isinstance(entries, dict) else ():
+            if value is not None:
+                shown = amount(float(value)) if name.endswith("_bytes") and number(value) is not None else value
+                words = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _value(value)
+                found.append((f"{part}: {words_of(name.removesuffix('_bytes'))}", shown if shown != value else words))
+    for name, words in (("host", "host"), ("version", "whet"), ("whet", "whet")):
+        if run.begin.get(name) is not None:
+            found.append((words, _value(run.begin[name])))
+    return found
+
+
+# Times and amounts
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
+
+
+def _known(value: Any) -> float | None:
+    """Return the number; None for one that is not finite, too."""
+    found = number(value)
+    return None if found is None or not math.isfinite(found) else found
+
+
+def _bytes(value: Any) -> str:
+    found = _known(value)
+    return UNKNOWN if found is None else amount(found)
+
+
+def _when(seconds: float) -> str:
+    with suppress(OverflowError, ValueError, OSError):
+        return time.strftime("%-d %b %Y, %H:%M UTC", time.gmtime(seconds))
+    return UNKNOWN

@@ -1,0 +1,335 @@
+"""What a run has left in its output folder. Any file may be missing, cut off or damaged: the report then lacks a part.
+
+Read are `run.jsonl`, which whet's commands and whet.Trainer write, and otherwise `trainer_state.json`, which any
+Trainer writes; the metrics of `all_results.json`; the worst examples of `errors.jsonl`; and the confusion matrices.
+Links are not followed: a report must not carry files out that the folder only points to.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.config.rules.training import RECORD_NAME
+from whet.errors import ConfigError
+from whet.watch import record
+from whet.watch.record import Step
+
+WORST = 500
+"""Examples of a split that a report shows; the others are counted."""
+STATE, RESULTS = "trainer_state.json", "all_results.json"
+ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
+"""Prefix of a split's metrics -> the file of its worst examples."""
+SPLITS = {"eval": "validation", "predict": "test", "train": "training"}
+"""Prefix of a split's metrics -> the words for the split."""
+UNKNOWN = "\N{EN DASH}"
+"""Shown in place of a number that is not known."""
+_SPEED = ("runtime", "_per_second", "samples", "_left_out", "_wrong", "_judged", "_listed", "flos", "padding_avoided",
+          "epoch", "seeds", "best_seed")  # fmt: skip
+_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
+_LONGEST_LINE = 4 << 20
+"""Bytes; no line that whet writes is longer."""
+
+
+Lack = tuple[str, str]
+"""What the report has nothing of, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The worst examples of one split, worst first."""
+
+    prefix: str
+    file: str
+    rows: Sequence[Mapping[str, Any]]
+    n_more: int
+    """Examples of the file that `rows` leaves out."""
+    n_wrong: int | None
+    """Examples at its beginning that are wrong; the model is unsure of the others. None: nothing is right or wrong."""
+    n_judged: int | None = None
+    """Examples of the split whose answer is known."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often each label was predicted for each expected one: `counts[expected][predicted]`."""
+
+    prefix: str
+    file: str
+    labels: Sequence[str]
+    counts: Sequence[Sequence[int]]
+
+
+@dataclass
+class Run:
+    """What is known of one run; what is not known is empty."""
+
+    folder: Path
+    name: str
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    """What the run recorded at its start: its settings, machine, model, data and forecast."""
+    end: Mapping[str, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    """The log of the training. What a resumed run trained again stands in it once."""
+    evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Step -> the metrics of the validation split then."""
+    resumed_at: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went, by part. What a resumed run trained again counts each time."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    examples: list[Examples] = field(default_factory=list)
+    confusions: list[Confusion] = field(default_factory=list)
+    read_from: list[str] = field(default_factory=list)
+    """The files that were there."""
+    lacks: list[Lack] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name of a setting -> {"value": ..., "from": where it came from, if it is not the default}."""
+        found = self.begin.get("settings")
+        entries = found.items() if isinstance(found, dict) else ()
+        return {name: entry if isinstance(entry, dict) else {"value": entry} for name, entry in entries}
+
+
+def read(folder: str | Path) -> Run:
+    """Return the run whose output folder this is; ConfigError if it holds nothing that a report could show."""
+    folder = Path(folder)
+    run = Run(folder=folder, name=folder.resolve().name or str(folder))
+    _read_record(run)
+    history = _read_history(run)
+    _read_metrics(run, history)
+    _read_examples(run)
+    _read_confusions(run)
+    if not run.read_from:
+        raise ConfigError(
+            what="the folder holds no files of a run" if folder.is_dir() else "there is no such folder",
+            got=str(folder),
+            why=f"a report is made of {RECORD_NAME}, {STATE}, {RESULTS} and {ERRORS['eval']}",
+            fix="name the --output_dir of a run",
+        )
+    return run
+
+
+def name_apart(runs: Sequence[Run]) -> Sequence[Run]:
+    """Give runs of one name as much of their paths as tells them apart, and return them."""
+    n_parts = 1
+    paths = [run.folder.resolve().parts for run in runs]
+    while len({path[-n_parts:] for path in paths}) < len({*paths}) and n_parts < max(map(len, paths)):
+        n_parts += 1
+    for run, path in zip(runs, paths, strict=True):
+        run.name = "/".join(path[-n_parts:]) or run.name
+    return runs
+
+
+def number(value: Any) -> float | None:
+    """Return the value as a number, NaN and the infinities among them; None if it is none."""
+    if isinstance(value, bool) or (isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity")):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def number_text(value: Any) -> str:
+    """Return a number as a table shows it."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if not value:
+        return "0"
+    if size >= 0.001:
+        return f"{value:.4f}"
+    return f"{value:.2g}"
+
+
+def words_of(name: str) -> str:
+    """Return the name of a metric or a part in words."""
+    return name.replace("_", " ")
+
+
+def judged_names(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics of the evaluations that are neither speeds nor details of another."""
+    names = dict.fromkeys(name for run in runs for found in run.evaluations.values() for name in found)
+    return [one for one in names if judges(one)]
+
+
+def judges(metric: str) -> bool:
+    """Return whether a metric says how good the model is: it is no speed, no count, and no detail of another one."""
+    bare = re.sub(rf"^({'|'.join(SPLITS)})_", "", metric)
+    return not metric.endswith(_SPEED) and not bare.startswith(_DETAILS)
+
+
+def _read_record(run: Run) -> None:
+    try:
+        if not _is_file(run.folder / RECORD_NAME):
+            raise ConfigError.of([record.no_record(run.folder)])
+        found = record.read(run.folder)
+    except ConfigError:
+        lost = "settings, forecast, speed, memory, and where the time went"
+        run.lacks.append((lost, f"there is no {RECORD_NAME}: the commands of whet and whet.Trainer write it"))
+        return
+    run.read_from.append(RECORD_NAME)
+    run.begin, run.end = found.training.begin, found.training.end or {}
+    run.steps = found.steps
+    run.evaluations = _by_step((one.step, one.metrics) for one in found.evaluations)
+    for attempt in found.run:
+        if isinstance(resumed_from := attempt.begin.get("resumed_from"), int):
+            run.resumed_at.append(resumed_from)
+        for step in attempt.steps:
+            for part, seconds in step.seconds.items():
+                run.seconds[part] = run.seconds.get(part, 0.0) + (seconds if math.isfinite(seconds) else 0.0)
+
+
+def _by_step(evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, dict[str, Any]]:
+    """Return the metrics of the validation split, by step; of two evaluations at one step, the later counts."""
+    found: dict[int, dict[str, Any]] = {}
+    for step, metrics in evaluations:
+        if judged := {name: value for name, value in metrics.items() if name.startswith("eval_")}:
+            found[step] = found.get(step, {}) | judged
+    return dict(sorted(found.items()))
+
+
+def _read_history(run: Run) -> Mapping[str, Any]:
+    """Take the log of a Trainer where the run has no record of its own; return the last metrics in it."""
+    path = _state_file(run.folder)
+    state = {} if path is None else _object(path, run)
+    history = state.get("log_history")
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    if path is None:
+        if not run.steps:
+            run.lacks.append(
+                ("the curves of the training", f"there is no {STATE}: call trainer.save_state(), or train with whet")
+            )
+        return {}
+    run.read_from.append(str(path.relative_to(run.folder)))
+    entries = [one for one in entries if isinstance(one.get("step"), int)]
+    evaluations = _by_step((one["step"], one) for one in entries)
+    run.steps = run.steps or [_step(one, state.get("max_steps")) for one in entries if "loss" in one]
+    run.evaluations = run.evaluations or evaluations
+    final = [one for one in entries if "train_runtime" in one][-1:]
+    metrics = [*final, *[*evaluations.values()][-1:]]
+    return {name: value for one in metrics for name, value in one.items() if name not in ("step", "epoch")}
+
+
+def _step(entry: Mapping[str, Any], of: Any) -> Step:
+    known = {name: number(entry.get(name)) for name in ("epoch", "loss", "learning_rate", "grad_norm")}
+    unknown = dict.fromkeys(("tokens_per_s", "rows_per_s", "resident_bytes", "eta_s"))
+    steps = of if isinstance(of, int) else None
+    return Step(time=math.nan, step=entry["step"], of=steps, seconds={}, **known, **unknown)
+
+
+def _state_file(folder: Path) -> Path | None:
+    """Return the state of the Trainer: the folder's own, or that of its newest checkpoint."""
+    if _is_file(folder / STATE):
+        return folder / STATE
+    by_step = {
+        int(step): path
+        for path in folder.glob(f"checkpoint-*/{STATE}")
+        if (step := path.parent.name.removeprefix("checkpoint-")).isdecimal()
+        and _is_file(path)
+        and not path.parent.is_symlink()
+    }
+    return by_step[max(by_step)] if by_step else None
+
+
+def _read_metrics(run: Run, logged: Mapping[str, Any]) -> None:
+    path = run.folder / RESULTS
+    if _is_file(path):
+        run.read_from.append(RESULTS)
+        run.metrics = _object(path, run)
+        return
+    ended = run.end.get("metrics")
+    run.metrics = dict(ended) if isinstance(ended, dict) else dict(logged)
+    if not run.metrics:
+        run.lacks.append(("the final metrics", f"there is no {RESULTS}: evaluate with --do_eval"))
+
+
+def _read_examples(run: Run) -> None:
+    for prefix, name in ERRORS.items():
+        path, damaged = run.folder / name, []
+        if not _is_file(path):
+            if prefix == "eval":
+                how = "--do_eval writes it; for a trained model, --model_name_or_path OUT --do_eval without --do_train"
+                run.lacks.append(("the examples that the model gets wrong", f"there is no {name}: {how}"))
+            continue
+        run.read_from.append(name)
+        rows, n_more = [], 0
+        for row in _lines(path, damaged):
+            if len(rows) < WORST:
+                rows.append(row)
+            else:
+                n_more += 1
+        if damaged:
+            run.lacks.append((f"some examples of {name}", f"{len(damaged)} of its lines are not JSON objects"))
+        n_wrong, n_judged = (_counted(run, prefix, what) for what in ("wrong", "judged"))
+        run.examples.append(Examples(prefix, name, rows, n_more, n_wrong, n_judged))
+
+
+def _counted(run: Run, prefix: str, what: str) -> int | None:
+    """Return how many examples of the split are wrong, or judged; the name of the metric has a word for examples."""
+    found = (value for name, value in run.metrics.items() if re.fullmatch(rf"{prefix}_[a-z]+_{what}", name))
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _read_confusions(run: Run) -> None:
+    for prefix in ERRORS:
+        name = f"{prefix}_confusion.csv"
+        path = run.folder / name
+        if not _is_file(path):
+            continue
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                (_, *labels), *rows = csv.reader(file)
+            counts = [[int(count) for count in row[1:]] for row in rows]
+        except (OSError, ValueError, csv.Error) as error:
+            run.lacks.append((f"the confusion matrix of {name}", f"it cannot be read: {error}"))
+            continue
+        if not labels or [len(labels)] * len(labels) != [len(row) for row in counts]:
+            run.lacks.append((f"the confusion matrix of {name}", "it has not as many rows as columns"))
+            continue
+        run.read_from.append(name)
+        run.confusions.append(Confusion(prefix, name, labels, counts))
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _object(path: Path, run: Run) -> dict[str, Any]:
+    """Return the JSON object of the file; an empty one, noted as lacking, if there is none."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        run.lacks.append((f"what {path.name} says", f"it cannot be read: {error}"))
+        return {}
+
+
+def _lines(path: Path, damaged: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of the file's lines; other lines are added to `damaged`."""
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if isinstance(found, dict):
+                yield found
+            elif line.strip():
+                damaged.append(line[:80])

@@ -1,0 +1,572 @@
+"""`run.jsonl` in the output folder: what a run is, how far it has come and how it ended, one JSON object a line.
+
+`Recorder` appends the lines while the run runs, `read` and `Follower` read them; reading imports neither torch nor
+transformers. A run that resumes appends to the file. Each line has `event` and `time`, in seconds since 1970:
+
+- `begin`: the command, the settings and where each came from, the machine, the model, the data, the number of steps
+- `step`: loss, learning rate, speed, memory, time left, and the seconds by part since the last such line: at each log
+  entry, and every ten seconds
+- `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
+- `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
+
+Numbers that JSON does not have are written as text: NaN, Infinity, -Infinity.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.config.rules.training import RECORD_NAME
+from whet.errors import ConfigError, Problem, WhetError, hide_secrets
+from whet.hardware import cpu, memory
+from whet.log import logger
+from whet.store import find
+from whet.strict_json import jsonable
+from whet.version import __version__
+from whet.watch import files as output_files
+from whet.watch import stop
+
+EVERY_S = 10.0
+"""A line is written this often, by a run whose steps are faster."""
+LARGEST_BYTES = 50_000_000
+"""In a larger file, log entries have no line of their own any more: only those of every ten seconds are added."""
+_LONGEST_ERROR = 4000
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
+_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
+"""Prefixes of SQuAD's detailed metrics."""
+
+
+def is_detail(metric: str) -> bool:
+    """Return whether a metric is a speed or a detail of another: it is in the files, but not in a line for people."""
+    _, found, rest = metric.partition("_")
+    return metric.endswith(_OF_SPEED) or (bool(found) and rest.startswith(_DETAILS))
+
+
+# ---- the command of this process ----
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The command that this process runs."""
+
+    text: str
+    """As a shell reads it; secrets masked."""
+    sources: Mapping[str, str]
+    """Setting -> where its value came from: `command line` or `settings file`."""
+
+
+_running: ContextVar[CommandLine | None] = ContextVar("whet_command", default=None)
+
+
+@contextmanager
+def of_command(command: CommandLine) -> Iterator[None]:
+    """Have the runs of the block say that this command started them."""
+    token = _running.set(command)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def running_command() -> CommandLine | None:
+    """Return the command that this process runs; None in a script."""
+    return _running.get()
+
+
+# ---- writing ----
+
+
+def machine() -> dict[str, Any]:
+    """Return what a run computes on, and with which libraries."""
+    import torch
+    import transformers
+
+    return {
+        "processor": cpu.model_name(),
+        "cores": cpu.usable_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory.limit_bytes(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come in this process."""
+
+    n_steps: int
+    n_rows: int
+    n_tokens: int | None = None
+    """Real tokens; None if nobody counts them."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Part of the work -> the seconds that it has taken: data, forward_backward, update, evaluation, saving."""
+
+
+class Recorder:
+    """Appends the lines of one run in this process. On disk errors lines are lost, after one warning."""
+
+    def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
+        """`facts` are those of the line `begin` that are known before the first step."""
+        self._path = Path(folder).absolute() / RECORD_NAME  # the process may change its working directory
+        self._facts = {"command": None, "task": None, "data": None, "forecast": None} | dict(facts)
+        self._begun = self._warned = False
+        self._last_s = time.perf_counter()
+        self._began_s: float | None = None
+        self._train_s = 0.0
+        self._before = Progress(0, 0)
+        self._before_s = self._last_s
+
+    def begin(self, state: Any) -> None:
+        """Write the first line of a training, whose counters these are, before its first step."""
+        self._write_begin(state.max_steps, state.global_step or None)
+        self._began_s = self._before_s = time.perf_counter()
+        self._before = Progress(0, 0)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last line is ten seconds old."""
+        return time.perf_counter() - self._last_s >= EVERY_S
+
+    def step(self, state: Any, progress: Progress, *, logged: bool = False, **figures: Any) -> bool:
+        """Write a line about the steps since the last one, if there were any; return whether one was written.
+
+        `figures` are loss, learning_rate and grad_norm. `logged`: the line is that of a log entry.
+        """
+        now_s, before = time.perf_counter(), self._before
+        n_steps = progress.n_steps - before.n_steps
+        if not n_steps or (logged and not self.is_due and self._is_large()):
+            return False
+        seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
+        training_s = max(now_s - self._before_s - seconds.get("evaluation", 0.0) - seconds.get("saving", 0.0), 1e-9)
+        n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
+        pace_s = (now_s - (self._began_s or now_s)) / progress.n_steps
+        self._before, self._before_s = progress, now_s
+        self._write(
+            "step",
+            step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
+            **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
+            tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
+            rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
+            resident_bytes=memory.resident_bytes(),
+            eta_s=round((state.max_steps - state.global_step) * pace_s, 1),
+            seconds={name: round(value, 4) for name, value in seconds.items()},
+        )  # fmt: skip
+        return True
+
+    def evaluating(self, step: int, done: int, of: int | None) -> None:
+        """Write how far an evaluation has come, in rows or batches."""
+        self._write("evaluating", step=step, done=done, of=of)
+
+    def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the metrics of an evaluation or a prediction."""
+        self._write("evaluation", step=step, metrics=dict(metrics))
+
+    def save(self, step: int, folder: str) -> None:
+        """Write that a checkpoint is complete; `folder` is its name in the output folder."""
+        self._write("save", step=step, folder=folder)
+
+    def training_ends(self) -> None:
+        """Stop the clock of the training."""
+        if self._began_s is not None:
+            self._train_s += time.perf_counter() - self._began_s
+            self._began_s = None
+
+    def end(self, status: str, *, error: BaseException | None = None, metrics: Mapping[str, Any] | None = None) -> None:
+        """Write the last line: the status is finished, stopped or failed."""
+        self.training_ends()
+        self._write(
+            "end", status=status, error=None if error is None else _described(error), peak_bytes=memory.peak_bytes(),
+            train_s=round(self._train_s, 3), metrics=dict(metrics or {}),
+        )  # fmt: skip
+
+    @contextmanager
+    def ends(self, metrics: Mapping[str, Any]) -> Iterator[None]:
+        """Write the last line after the block: how it ended, and the metrics as they are then."""
+        try:
+            yield
+        except BaseException as error:
+            is_stop = isinstance(error, stop.Stopped | KeyboardInterrupt)
+            self.end("stopped" if is_stop else "failed", error=error, metrics=metrics)
+            raise
+        self.end("finished", metrics=metrics)
+
+    def _write_begin(self, steps: int | None, resumed_from: int | None) -> None:
+        self._begun = True
+        self._write(
+            "begin", whet=__version__, pid=os.getpid(), host=socket.gethostname(), **self._facts, steps=steps,
+            resumed_from=resumed_from,
+        )  # fmt: skip
+
+    def _write(self, event: str, **facts: Any) -> None:
+        if not self._begun:  # an evaluation without training, or a run that failed before its first step
+            self._write_begin(None, None)
+        self._last_s = time.perf_counter()
+        line = {"event": event, "time": round(time.time(), 3)} | facts
+        try:
+            self._append(json.dumps(_as_json(line), ensure_ascii=True, allow_nan=False).encode())
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s cannot be written (%s): the run continues without some of its lines", RECORD_NAME, error
+                )
+
+    def _append(self, line: bytes) -> None:
+        """Append the line in one call, and close the file: a reader on another machine sees it at once over NFS."""
+        handle = output_files.open_to_append(self._path)
+        try:
+            size = os.fstat(handle).st_size
+            is_cut = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the process was killed, or the disk was full
+            os.write(handle, (b"\n" if is_cut else b"") + line + b"\n")
+        finally:
+            os.close(handle)
+
+    def _is_large(self) -> bool:
+        try:
+            return self._path.lstat().st_size > LARGEST_BYTES
+        except OSError:
+            return False
+
+
+def _described(error: BaseException) -> str:
+    """Return the error in words; those of an error that nobody raised on purpose begin with its class."""
+    text = str(error) if isinstance(error, WhetError | stop.Stopped) else f"{type(error).__name__}: {error}"
+    return hide_secrets(text)[:_LONGEST_ERROR]
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    value = jsonable(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if not isinstance(value, dict | list) else _as_json(value)
+
+
+class RunRecorder:
+    """The callback of whet's engine that records a run; only rank 0 has one."""
+
+    def __init__(self, recorder: Recorder, *, on_cpu: bool) -> None:
+        self._recorder = recorder
+        self._on_cpu = on_cpu
+        self._meter: Any = None
+        self._losses: list[float] = []
+        """Of the steps since the last line."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, meter: Any, **_: Any) -> None:
+        self._meter, self._losses = meter, []
+        self._recorder.begin(state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._recorder.is_due:  # the log entries of the step before have been written
+            self._step(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Any, **_: Any) -> None:
+        self._losses.append(meter.last_loss)
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
+        if "loss" in logs and self._meter is not None:
+            self._step(state, logged=True, loss=logs["loss"])
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, *, n_done: int = 0, n_rows: int | None = None, **_: Any
+    ) -> None:
+        if self._recorder.is_due:
+            self._step(state)
+            self._recorder.evaluating(state.global_step, n_done, n_rows)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: Mapping[str, Any], **_: Any) -> None:
+        self._step(state)
+        self._recorder.evaluation(state.global_step, metrics)
+
+    on_predict = on_evaluate
+
+    def on_save(self, args: Any, state: Any, control: Any, *, folder: Path, **_: Any) -> None:
+        self._recorder.save(find.step_of(folder), folder.name)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._step(state)
+        self._recorder.training_ends()
+        self._meter = None
+
+    def _step(self, state: Any, *, logged: bool = False, loss: float | None = None) -> None:
+        if (meter := self._meter) is None or not self._losses:
+            return
+        seconds = meter.clock.seconds
+        if not self._on_cpu:  # kernels of a GPU run later than the calls that start them
+            seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
+        is_written = self._recorder.step(
+            state, Progress(meter.n_steps, meter.n_rows, meter.n_tokens, dict(seconds)), logged=logged,
+            loss=sum(self._losses) / len(self._losses) if loss is None else loss,
+            learning_rate=meter.learning_rate, grad_norm=meter.grad_norm,
+        )  # fmt: skip
+        if is_written:
+            self._losses = []
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line about the steps since the one before; None for what is not known."""
+
+    time: float
+    step: int
+    of: int | None
+    epoch: float | None
+    loss: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    tokens_per_s: float | None
+    rows_per_s: float | None
+    resident_bytes: float | None
+    eta_s: float | None
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of an evaluation or a prediction."""
+
+    time: float
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A checkpoint that was written."""
+
+    time: float
+    step: int
+    folder: str
+
+
+@dataclass
+class Attempt:
+    """What one process wrote, from its first line on."""
+
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    evaluating: Mapping[str, Any] | None = None
+    """How far the present evaluation is: done and of."""
+    end: Mapping[str, Any] | None = None
+    """None: the process still runs, or was killed."""
+    last: float = 0.0
+    """The time of the last line."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has begun to train."""
+        return isinstance(self.begin.get("steps"), int)
+
+    def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
+        """Add a line other than `begin`, and return what it is; every line counts as a sign of life."""
+        event, step = line.get("event"), _whole(line.get("step")) or 0
+        self.last = _number(line.get("time")) or self.last
+        self.evaluating = line if event == "evaluating" else None
+        if event == "step":
+            self.steps.append(_step(line, self.last, step))
+            return self.steps[-1]
+        if event == "evaluation":
+            self.evaluations.append(Evaluation(self.last, step, _read_numbers(_mapping(line.get("metrics")))))
+            return self.evaluations[-1]
+        if event == "save":
+            self.saves.append(Save(self.last, step, str(line.get("folder"))))
+            return self.saves[-1]
+        if event == "end":
+            self.end = {**line, "metrics": _read_numbers(_mapping(line.get("metrics")))}
+        return None
+
+
+@dataclass
+class RunRecord:
+    """What the file of an output folder says."""
+
+    folder: Path
+    attempts: list[Attempt] = field(default_factory=list)
+    """All of them: those of an earlier run in this folder too."""
+
+    @property
+    def run(self) -> list[Attempt]:
+        """The attempts of the newest run: the last that began to train at its first step, and what came after it."""
+        starts = [
+            number for number, one in enumerate(self.attempts) if one.trains and one.begin.get("resumed_from") is None
+        ]
+        return self.attempts[starts[-1] if starts else 0 :]
+
+    @property
+    def last(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else Attempt()
+
+    @property
+    def training(self) -> Attempt:
+        """The newest attempt that trained, else the newest one."""
+        return next((one for one in reversed(self.run) if one.trains), self.last)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps of the newest run, in order; those that a resumed run took again are there once."""
+        found: list[Step] = []
+        for attempt in self.run:
+            if attempt.trains:
+                found = [one for one in found if one.step <= (_whole(attempt.begin.get("resumed_from")) or 0)]
+            found += attempt.steps
+        return found
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """The evaluations of the newest run."""
+        return [one for attempt in self.run for one in attempt.evaluations]
+
+    @property
+    def saves(self) -> list[Save]:
+        """The checkpoints that the newest run wrote."""
+        return [one for attempt in self.run for one in attempt.saves]
+
+    def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
+        """Add the next line of the file, and return what it is unless it begins or ends something."""
+        if line.get("event") == "begin":
+            self.attempts.append(Attempt(begin=line, last=_number(line.get("time")) or 0.0))
+            return None
+        if not self.attempts:  # its first line could not be written
+            self.attempts.append(Attempt())
+        return self.attempts[-1].add(line)
+
+
+class Follower:
+    """Reads a run's file as it grows."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.record = RunRecord(Path(folder))
+        self._offset = 0
+        self._file: tuple[int, int] | None = None
+        self._rest = b""
+        """The beginning of a line that is not complete yet."""
+
+    def update(self) -> list[Step | Evaluation | Save | None]:
+        """Read what was appended since the last call, and return what each new line is; damaged ones are skipped.
+
+        The file is opened again each time, which is when NFS asks the server how long it is.
+        """
+        lines = [found for text in self._new().split(b"\n") if (found := _parsed(text)) is not None]
+        return [self.record.add(line) for line in lines]
+
+    def finish(self) -> RunRecord:
+        """Read the file to its end, and a last line without a newline if it is complete."""
+        self.update()
+        if (line := _parsed(self._rest)) is not None:
+            self.record.add(line)
+            self._rest = b""
+        return self.record
+
+    def _new(self) -> bytes:
+        """Return the complete lines that were added; of a file that was replaced, all of them."""
+        try:
+            handle = os.open(self.record.folder / RECORD_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                return b""
+            if self._file != (status.st_dev, status.st_ino) or status.st_size < self._offset:
+                self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
+                self.record.attempts.clear()
+            file.seek(self._offset)
+            found = file.read()
+        self._offset += len(found)
+        complete, newline, self._rest = (self._rest + found).rpartition(b"\n")
+        return complete + newline
+
+
+def read(folder: str | Path) -> RunRecord:
+    """Return what the `run.jsonl` of an output folder says; raises ConfigError if no run is recorded there."""
+    record = Follower(folder).finish()
+    if not record.attempts:
+        raise ConfigError.of([no_record(Path(folder))])
+    return record
+
+
+def no_record(folder: Path) -> Problem:
+    """Return the problem of a folder without a recorded run."""
+    if not folder.exists():
+        got, fix = "there is no such folder", "name the --output_dir of a run"
+    elif not folder.is_dir():
+        got, fix = "it is a file", f"name its folder: {folder.parent}"
+    elif (folder / RECORD_NAME).is_file():
+        got, fix = (
+            f"nothing in its {RECORD_NAME} can be read",
+            "ask its owner for the right to read it, or start a run there",
+        )
+    elif (folder.parent / RECORD_NAME).is_file():
+        got, fix = f"it has no {RECORD_NAME}", f"name the output folder around it: {folder.parent}"
+    else:
+        got, fix = f"it has no {RECORD_NAME}", "name the --output_dir of a run that has begun to train or to evaluate"
+    return Problem(
+        what="no run is recorded in this folder",
+        got=f"{folder}: {got}",
+        why=f"a run of whet's commands, and whet.Trainer, writes {RECORD_NAME} into its output folder",
+        fix=fix,
+    )
+
+
+def _parsed(text: bytes) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _step(line: Mapping[str, Any], when: float, step: int) -> Step:
+    seconds = {
+        name: value for name, one in _mapping(line.get("seconds")).items() if (value := _number(one)) is not None
+    }
+    named = ("epoch", "loss", "learning_rate", "grad_norm", "tokens_per_s", "rows_per_s", "resident_bytes", "eta_s")
+    known = {name: _number(line.get(name)) for name in named}
+    return Step(time=when, step=step, of=_whole(line.get("of")), seconds=seconds, **known)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def finite(value: Any) -> float | None:
+    """Return the number; None for anything else, and for NaN and the infinities."""
+    found = _number(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def _number(value: Any) -> float | None:
+    """Return the number, which may be NaN or infinite; None for anything else."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,57 @@
+"""The page that a command leaves at the end of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from page_parts import Page
+
+from text_tasks import save_encoder, topic_rows, words, write_csv
+from whet.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny encoder without a head."""
+    folder = tmp_path_factory.mktemp("encoder")
+    save_encoder(folder)
+    return folder
+
+
+def _words(encoder: Path, folder: Path, **options: object) -> list[str]:
+    data = write_csv(folder / "topics.csv", topic_rows())
+    usual = {"train_file": data, "validation_file": data, "max_steps": 6, "logging_steps": 2}
+    return words("classify", encoder, folder / "out", "--do_train", "--do_eval", **(usual | options))
+
+
+def test_run_leaves_its_page(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(_words(encoder, tmp_path)) == 0
+    path = tmp_path / "out" / "report.html"
+    assert "report                  report.html" in capsys.readouterr().out
+    found = Page(path.read_text("utf-8"))
+    assert found.unclosed == []
+    assert found.headings[0] == (1, "out")
+    assert any(row[0] == "accuracy" for row in found.table("Metrics at the end").rows)
+    assert found.table("Confusion matrix of the validation split.").rows[0] == ["", "baking", "garden", "sailing"]
+    assert "Loss of the training" in found.text
+
+
+def test_page_can_be_left_out(encoder: Path, tmp_path: Path) -> None:
+    assert run(_words(encoder, tmp_path, report_html="false")) == 0
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_page_that_cannot_be_written_leaves_the_run_finished(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    assert run([*_words(encoder, tmp_path), "--overwrite_output_dir"]) == 0
+    assert "report.html was not written" in capsys.readouterr().err
+
+
+def test_seeds_are_compared_on_one_page(encoder: Path, tmp_path: Path) -> None:
+    assert run(_words(encoder, tmp_path, seeds=2, seed=5)) == 0
+    found = Page((tmp_path / "out" / "report.html").read_text("utf-8"))
+    assert found.headings[0] == (1, "2 runs")
+    assert {"./seed-5/report.html", "./seed-6/report.html"} <= {*found.addresses}
