@@ -7,6 +7,7 @@ Nothing here trains or computes a metric, and neither torch nor transformers is 
 from __future__ import annotations
 
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,12 +75,19 @@ def _write_all(folder: Path) -> None:
 
 
 def _require_free(path: Path, mark: bytes) -> None:
-    """Raise ConfigError if there is a file of this name that is not a page of whet's, which have this mark."""
-    with suppress(FileNotFoundError):
-        if path.is_dir() or (path.is_file() and mark not in path.read_bytes()[:4096]):
-            raise ConfigError(
-                what="there is a folder of this name" if path.is_dir() else "the file is not a report of whet",
-                got=str(path),
-                why="it would be lost",
-                fix="name another file in --output",
-            )
+    """Raise ConfigError if a page here would replace a folder, or a file without the mark of whet's pages.
+
+    What else has this name, such as a link, is only another name, and replaced.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    is_only_name = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if stat.S_ISDIR(status.st_mode) or (is_only_name and mark not in path.read_bytes()[:4096]):
+        raise ConfigError(
+            what="there is a folder of this name" if path.is_dir() else "the file is not a report of whet",
+            got=str(path),
+            why="it would be lost",
+            fix="name another file in --output",
+        )
