@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from whet import tasks
+from whet import console, tasks
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.config.rules.ranges import broken_if
@@ -67,6 +68,8 @@ class PlanArguments:
     """What the run may use, such as 16GB. null: what is free here."""
     hardware: str | None = None
     """Plan for another machine: the file that whet doctor --json printed there."""
+    fit: bool = False
+    """If the run does not fit, list the changes of settings with which it does, those that cost the least first."""
     json: bool = False
     """Print JSON."""
 
@@ -104,7 +107,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "memory", "hardware", "json", *training.main),
+        main=("task", "fit", "memory", "hardware", "json", *training.main),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -189,6 +192,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
 
     from whet import log
     from whet.jobs.dry_run import forecast
+    from whet.jobs.fit import that_fit
     from whet.plan import show
 
     log.set_up(logging.WARNING)
@@ -196,12 +200,31 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         found = forecast(task, job, args)
-    found = replace(found, memory=found.memory.with_free(_free(asked, found.memory.free_bytes)))
+        free = _free(asked, found.memory.free_bytes)
+        found = replace(found, memory=found.memory.with_free(free))
+        ways = None
+        if asked.fit and free is not None and not found.memory.fits:
+            ways = that_fit(job, args, free, found, partial(forecast, task))
     if asked.json:
-        print(json.dumps({"task": task.name, "memory": found.memory.as_json()}, indent=2))
+        fitting = [{"flags": one.flags, "memory": one.forecast.memory.as_json()} for one in ways or ()]
+        print(json.dumps({"task": task.name, "memory": found.memory.as_json(), "fit": fitting}, indent=2))
     else:
-        print("\n".join(show.table(found.anatomy, found.workload, found.memory)))
+        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *_shown(ways)]))
     return 0
+
+
+def _shown(ways: Sequence[Any] | None) -> list[str]:
+    """Return the changes with which a run fits, as lines; None: they were not asked for, or it fits."""
+    if ways is None:
+        return []
+    if not ways:
+        return ["", "no change of settings makes it fit: use a smaller model, or --lora_r 8 with --load_in_4bit true"]
+    lines = ["", "fits with one of these, the cheapest first:"]
+    for one in ways:
+        costs = ", ".join(change.cost for change in one.changes)
+        same = "" if all(change.same_result for change in one.changes) else "; the result changes"
+        lines += [f"  {console.amount(one.forecast.memory.peak_bytes):>7}  {one.flags}", f"           {costs}{same}"]
+    return lines
 
 
 def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:
