@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MPNetConfig, MPNetModel
 
-from text_tasks import SAILING, load, words, write_lines
+from text_tasks import SAILING, load, load_lines, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 
@@ -188,11 +188,11 @@ def test_encoder_without_a_language_head_is_refused(
 @pytest.mark.slow
 @pytest.mark.reliability
 def test_two_ranks_have_the_curve_of_one(decoder: Path, texts: Path, tmp_path: Path) -> None:
-    """With dropout on; the perplexity of an evaluation that ranks share is that of one rank."""
-    found = []
+    """With dropout on; the perplexity of an evaluation that ranks share is that of one rank, and so is each text's."""
+    found, judged = [], []
     for n_ranks in (1, 2):
         options = {"train_file": texts, "validation_file": texts, "max_steps": 4, "logging_steps": 1}
-        options |= {"per_device_train_batch_size": 4 // n_ranks, "learning_rate": 3e-4}
+        options |= {"per_device_train_batch_size": 4 // n_ranks, "learning_rate": 3e-4, "per_device_eval_batch_size": 1}
         asked = line(decoder, tmp_path / str(n_ranks), "--do_train", "--do_eval", **options)
         start = ["-m", "torch.distributed.run", "--nproc_per_node", str(n_ranks)] if n_ranks > 1 else []
         done = subprocess.run(
@@ -200,5 +200,9 @@ def test_two_ranks_have_the_curve_of_one(decoder: Path, texts: Path, tmp_path: P
         )
         assert done.returncode == 0, done.stderr
         found.append(load(tmp_path / str(n_ranks), "all_results.json"))
+        judged.append(load_lines(tmp_path / str(n_ranks) / "eval_predictions.jsonl"))
+    assert [line["text"] for line in judged[1]] == [line["text"] for line in judged[0]] == SAILING
+    losses = [[line["loss"] for line in lines] for lines in judged]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name in ("train_loss", "eval_perplexity"):  # float32 sums in another order
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-5)
