@@ -252,7 +252,7 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
     """Print the table and write it; return 0, or 1 if losses that must be equal are not."""
     log.set_up()
     args = replace(args, do_train=True)
-    refuse(TASK.check(qa, args))
+    refuse(TASK.problems(qa, args))
     folder = _folder(args.output_dir)
     load = cpu.load()
     base = Base(plain_settings(args, asked.warmup + asked.steps), qa.max_seq_length)
