@@ -14,8 +14,10 @@ from whet.config.rules.training import SAVING_RULES, TRAINING_RULES, check_outpu
 from whet.config.settings import MASK, draft, options_of, spec_of
 from whet.errors import OutputError, Problem
 from whet.jobs.rules import JOB_RUN_RULES, best_metric_among
+from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.qa.arguments import ASK_RULES, DEMO_RULES, AskArguments, DemoArguments, QaArguments
 from whet.tasks.qa.task import TASK
+from whet.tasks.tag.arguments import TagArguments
 
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 
@@ -238,6 +240,21 @@ def test_values_at_the_limits_are_accepted(given: dict[str, object]) -> None:
 def test_checkpoints_between_evaluations_are_refused_if_the_best_is_loaded(save: float, evaluate: float) -> None:
     with pytest.raises(ConfigError, match="save_steps is not a multiple of eval_steps"):
         TrainingArguments(**_BEST, save_steps=save, eval_steps=evaluate)
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "what"),
+    [
+        (ClassifyArguments, {"window_pooling": "max"}, "window_pooling would change nothing without doc_stride"),
+        (TagArguments, {"window_pooling": "max"}, "window_pooling would change nothing without doc_stride"),
+        (ClassifyArguments, {"shuffle_seed": 7}, "shuffle_seed would change nothing without shuffle_train_dataset"),
+        (ClassifyArguments, {"csv_delimiter": ";"}, "dataset_name does not go with csv_delimiter"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(cls: type, given: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as caught:
+        cls(model_name_or_path="m", dataset_name="d", **given)
+    assert len(caught.value.problems) == 1
 
 
 def test_missing_files_are_reported() -> None:

@@ -289,7 +289,7 @@ def test_profile_without_training_is_refused() -> None:
     from whet.tasks.qa.task import TASK
 
     qa = QaArguments(model_name_or_path="m", validation_file="dev.json")
-    problems = TASK.check(qa, engine.TrainingArguments(do_eval=True, profile=True))
+    problems = TASK.problems(qa, engine.TrainingArguments(do_eval=True, profile=True))
     assert [problem.what for problem in problems] == ["profile has nothing to look at"]
     with pytest.raises(ConfigError, match="does not fit"):
         engine.TrainingArguments(profile="often")

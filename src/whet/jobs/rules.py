@@ -139,6 +139,13 @@ windows_move_on = broken_if(
     why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
     fix="use a smaller --doc_stride, or a larger --max_seq_length",
 )
+windows_are_joined = only_with(
+    "windows_are_joined",
+    "doc_stride",
+    ("window_pooling",),
+    why="it joins the predictions of the windows of a text, and without doc_stride a text has one",
+    fix="add --doc_stride 32, or leave --window_pooling out",
+)
 _BITS = ("load_in_8bit", "load_in_4bit")
 JOB_RULES: tuple[Rule, ...] = (
     at_least("seeds", 1, "a run trains one model at least"),

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whet.config.aliases import Alias
-from whet.config.rules.ranges import Rule, at_least, broken_if, within
+from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, only_with, within
 from whet.config.settings import checked
 from whet.errors import Problem
 from whet.jobs.fields import JobFields, Pooling
-from whet.jobs.rules import windows_move_on
+from whet.jobs.rules import windows_are_joined, windows_move_on
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -72,6 +72,18 @@ CLASSIFY_RULES: tuple[Rule, ...] = (
     at_least("max_seq_length", 1, "a row holds tokens"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
     windows_move_on,
+    windows_are_joined,
+    only_with(
+        "a_shuffle_has_a_seed",
+        "shuffle_train_dataset",
+        ("shuffle_seed",),
+        is_on=lambda job: job.shuffle_train_dataset,
+        why="it is the seed of that shuffling; --data_seed is that of the order of training",
+        fix="add --shuffle_train_dataset, or leave --shuffle_seed out",
+    ),
+    excludes(
+        "delimiters_are_of_files", "dataset_name", ("csv_delimiter",), why="the columns of a dataset are cut already"
+    ),
     at_least("shuffle_seed", 0, "numpy's generators take no negative seed"),
 )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from whet.config.rules.ranges import Rule, at_least
 from whet.config.settings import checked
 from whet.jobs.fields import JobFields, Pooling
-from whet.jobs.rules import windows_move_on
+from whet.jobs.rules import windows_are_joined, windows_move_on
 
 METRICS = ("f1", "accuracy", "precision", "recall", "f1_macro", "loss")
 """Metrics of an evaluation: f1, precision and recall are those of entities, f1_macro is that of plain tags."""
@@ -15,6 +15,7 @@ TAG_RULES: tuple[Rule, ...] = (
     at_least("max_seq_length", 3, "a row holds a word and special tokens"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
     windows_move_on,
+    windows_are_joined,
 )
 
 
