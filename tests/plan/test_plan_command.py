@@ -17,6 +17,7 @@ from whet.cli.main import run
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
 from whet.engine.description import planned_bytes
+from whet.hardware import memory as memory_of_machine
 from whet.models.loading.adapter import quiet_peft
 from whet.plan.rates import as_json
 from whet.plan.rehearsal import Rehearsal
@@ -98,6 +99,20 @@ def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert memory["free_bytes"] == 100_000_000
     assert memory["fits"] is False
     assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
+
+
+def test_changes_that_fit_are_listed_the_cheapest_first(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)  # this process grows by more
+    usual = {"per_device_train_batch_size": 64, "max_seq_length": 32}  # activations outweigh what glibc rounds
+    peak = _planned(folder, capsys, **usual)["memory"]["peak_bytes"]
+    found = _planned(folder, capsys, "--fit", memory=str(peak - 1), **usual)
+    flags = [one["flags"] for one in found["fit"]]
+    assert all(one["memory"]["peak_bytes"] < peak for one in found["fit"])
+    assert flags.index("--precision bf16") < flags.index("--optim adamw_whet_8bit") < flags.index("--lora_r 8")
+    assert _planned(folder, capsys, "--fit", memory="1TB")["fit"] == []
+    assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
 
 
 def test_the_report_of_another_machine_says_what_is_free(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

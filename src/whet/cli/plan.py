@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from whet import tasks
+from whet import console, tasks
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.config.rules.ranges import broken_if
@@ -70,6 +71,8 @@ class PlanArguments:
     time."""
     time: bool = True
     """Forecast the time as well. The first time it measures this machine, for about ten seconds; --no_time skips it."""
+    fit: bool = False
+    """If the run does not fit, list the changes of settings with which it does, those that cost the least first."""
     json: bool = False
     """Print JSON."""
 
@@ -107,7 +110,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "memory", "hardware", "time", "json", *training.main),
+        main=("task", "fit", "memory", "hardware", "time", "json", *training.main),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -192,6 +195,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
 
     from whet import log
     from whet.jobs.dry_run import forecast, rates_for
+    from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
     log.set_up(logging.WARNING)
@@ -199,9 +203,14 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         found = forecast(task, job, args)
+        free = _free(asked, found.memory.free_bytes)
+        found = replace(found, memory=found.memory.with_free(free))
+        ways = None
+        if asked.fit and free is not None and not found.memory.fits:
+            ways = that_fit(job, args, free, found, partial(forecast, task))
         rates = rates_for(args, print, asked.hardware) if asked.time else None
-    found = replace(found, memory=found.memory.with_free(_free(asked, found.memory.free_bytes)))
-    facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
+    fitting = [{"flags": one.flags, "memory": one.forecast.memory.as_json()} for one in ways or ()]
+    facts, lines = {"task": task.name, "memory": found.memory.as_json(), "fit": fitting}, []
     if rates is not None:
         sizes = (rates, found.anatomy, found.workload)
         took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
@@ -210,8 +219,22 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     if asked.json:
         print(json.dumps(facts, indent=2))
     else:
-        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *lines]))
+        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *_shown(ways), *lines]))
     return 0
+
+
+def _shown(ways: Sequence[Any] | None) -> list[str]:
+    """Return the changes with which a run fits, as lines; None: they were not asked for, or it fits."""
+    if ways is None:
+        return []
+    if not ways:
+        return ["", "no change of settings makes it fit: use a smaller model, or --lora_r 8 with --load_in_4bit true"]
+    lines = ["", "fits with one of these, the cheapest first:"]
+    for one in ways:
+        costs = ", ".join(change.cost for change in one.changes)
+        same = "" if all(change.same_result for change in one.changes) else "; the result changes"
+        lines += [f"  {console.amount(one.forecast.memory.peak_bytes):>7}  {one.flags}", f"           {costs}{same}"]
+    return lines
 
 
 def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:

@@ -33,6 +33,8 @@ from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
 from whet.optim import divisible, registry
+from whet.plan import show
+from whet.plan.memory import MemoryForecast
 from whet.watch import files as output_files
 
 _LABEL = 11
@@ -45,11 +47,13 @@ _BUSY = 1.5
 
 
 def of_training(
-    prepared: Prepared, precision: str, counters: TrainerState, optimizer: Optimizer, *, state_is_known: bool
-) -> list[str]:
+    prepared: Prepared, precision: str, counters: TrainerState, optimizer: Optimizer, *, state_is_known: bool,
+    forecast: MemoryForecast | None = None,
+) -> list[str]:  # fmt: skip
     """Return the lines of a training run, just before its first step; `precision` is it in words.
 
-    `state_is_known`: whether whet made the optimizer, and knows how much state it will have.
+    `state_is_known`: whether whet made the optimizer, and knows how much state it will have. `forecast`: the run's
+    memory; None: it is not known.
     """
     args = prepared.args
     micro_rows = counters.train_batch_size or args.per_device_train_batch_size
@@ -61,7 +65,9 @@ def of_training(
         ],
         "recipe": recipes.described(args),
         "deepspeed": deepspeed.described(args),
-        "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
+        "memory": _memory(prepared, optimizer, state_is_known=state_is_known)
+        if forecast is None
+        else show.in_short(forecast),
         "saves": _saves(args, counters),
     }
     if counters.global_step > 0:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from whet import console
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine import description
@@ -20,12 +21,15 @@ from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, preserving_state
-from whet.hardware import memory
+from whet.hardware.memory import available_bytes, resident_bytes
+from whet.log import logger
+from whet.methods import compile_blocks as compiling
 from whet.models import adapters
 from whet.models.fused.embeddings import GRADIENT
 from whet.objectives.base import Objective
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
+from whet.plan.allocator import Steps, gap_bytes, usual_gap_bytes
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.memory import MemoryForecast
 from whet.plan.rehearsal import Rehearsal
@@ -36,6 +40,10 @@ _SAMPLED = 8
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
+_LATER_BYTES = 16 << 20
+"""What a process holds more at its first step than a plan of the run: modules that are imported then, and memory of the
+preparation that does not fit what comes."""
+_KERNEL_BYTES = 700_000
 STEP, EVALUATION = "in a training step", "in an evaluation"
 
 
@@ -54,8 +62,8 @@ class Held:
 
     resident_bytes: int
     """All of it, once the model was prepared."""
-    weights: bool = True
-    """Whether the weights are in it: not in a run that is only planned."""
+    planned: bool = False
+    """Whether the run is only planned: the weights are not in it, and no pass has run."""
 
 
 def of_run(
@@ -67,58 +75,162 @@ def of_run(
     micro-batch; None: as the settings say.
     """
     rows = micro_rows or run.args.per_device_train_batch_size
-    heaviest = _heaviest(run, rows)
-    sizes = anatomy.of_model(run.model, run.args, precision)
+    heaviest, sizes = _heaviest(run, rows), anatomy.of_model(run.model, run.args, precision)
+    work = _workload(run, rows, heaviest)
     found = [
-        _memory(run, name, heaviest, sizes.vocabulary, optimizer, held, rehearsal)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
-    most = max(found, key=lambda one: one.peak_bytes)
-    work = replace(_workload(run, rows, heaviest), save_bytes=_saved_bytes(run, optimizer))
-    return Forecast(anatomy=sizes, workload=work, memory=most)
+    work = replace(work, save_bytes=_saved_bytes(run, optimizer))
+    return Forecast(anatomy=sizes, workload=work, memory=max(found, key=lambda one: one.peak_bytes))
+
+
+def at_start(run: Run, precision: str, optimizer: Optimizer, held: Held, micro_rows: int) -> MemoryForecast | None:
+    """Return the memory of a run that is about to begin; None where it cannot be forecast: the log says why."""
+    if run.device.type != "cpu" or compiling.is_on(run.model):
+        return None
+    try:
+        return of_run(run, precision, optimizer, held, Rehearsal(), micro_rows=micro_rows).memory
+    except Exception as error:  # a model of a user's own may do anything with its numbers, which are not there
+        logger.info("no forecast of memory: %s: %s", type(error).__name__, " ".join(str(error).split())[:200])
+        return None
+
+
+def warn_if_too_large(forecast: MemoryForecast | None) -> None:
+    """Log a warning if the run will not fit, and how to find settings that do."""
+    if forecast is not None and not forecast.fits and forecast.free_bytes is not None:
+        logger.warning(
+            "this run is forecast to need %s, and %s are free: a smaller --per_device_train_batch_size with more"
+            " --gradient_accumulation_steps, or --gradient_checkpointing true, needs less",
+            console.amount(forecast.peak_bytes), console.amount(forecast.free_bytes),
+        )  # fmt: skip
 
 
 # ---- memory ----
 
 
-def _memory(
-    run: Run, precision: str, heaviest: Sequence[Batch], vocabulary: int, optimizer: Optimizer, held: Held,
-    rehearsal: Rehearsal,
-) -> MemoryForecast:  # fmt: skip
-    args, model = run.args, run.model
-    planned = description.planned_bytes(model, args, optimizer, run.place)
-    tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
-    weights = _bytes(model.parameters()) + _bytes(model.buffers())
-    data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
-    trained = _bytes(one for one in model.parameters() if one.requires_grad)
-    there = {
-        "program": max(held.resident_bytes - data - (weights + tables if held.weights else 0), 0),
-        "data": data,
-        "weights": planned.weights + _bytes(model.buffers()),
-        "average": 0 if args.weight_averaging_start is None else trained,
-        "gradients": tables,  # of tables that keep theirs
-        "optimizer": planned.state or 0,
-        "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
-    }
-    step = _rehearsed_step(run, precision, heaviest, vocabulary, rehearsal)
-    if planned.gradients < trained:  # shared by ranks, or freed in backward
-        step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
-    moments = [(STEP, _sum(there, step))]
-    if run.eval_dataset is not None and args.do_eval and len(run.eval_dataset):
-        moments.append((EVALUATION, _sum(there, _rehearsed_evaluation(run, precision, vocabulary, rehearsal))))
-    moment, parts = parts_of_memory.highest(moments)
-    return MemoryForecast(
-        parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
-        moment=moment,
-        free_bytes=_free(held),
-        micro_batch_tokens=max(batch.n_computed for batch in heaviest),
-    )
+@dataclass(frozen=True)
+class _Memory:
+    """What a forecast of memory is made from."""
+
+    run: Run
+    precision: str
+    heaviest: Sequence[Batch]
+    sizes: Anatomy
+    work: Workload
+    rehearsal: Rehearsal
+    held: Held
+
+    def forecast(self, optimizer: Optimizer) -> MemoryForecast:
+        """Return the memory at the moment when it is most."""
+        run, args, model = self.run, self.run.args, self.run.model
+        planned = description.planned_bytes(model, args, optimizer, run.place)
+        tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
+        weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), self._trained_bytes()
+        data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
+        own = self.held.resident_bytes - data
+        there = {
+            "program": own + _LATER_BYTES if self.held.planned else max(own - weights - tables, 0),
+            "data": data,
+            "weights": planned.weights + _bytes(model.buffers()),
+            "average": 0 if args.weight_averaging_start is None else trained,
+            "gradients": tables,  # of tables that keep theirs
+            "optimizer": planned.state or 0,
+            "workspace": self._kernel_bytes(),
+            "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
+        }
+        step = self._step(planned.state or 0)
+        if planned.gradients < trained:  # shared by ranks, or freed in backward
+            step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
+        moments = [(STEP, _sum(there, step))]
+        if self.work.eval_rows:
+            moments.append((EVALUATION, _sum(there, self._evaluation())))
+        moment, parts = parts_of_memory.highest(moments)
+        return MemoryForecast(
+            parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
+            moment=moment,
+            free_bytes=_free(self.held, args.memory_limit_gb),
+            micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
+        )
+
+    def _trained_bytes(self) -> int:
+        return _bytes(one for one in self.run.model.parameters() if one.requires_grad)
+
+    def _kernel_bytes(self) -> int:
+        """Return the code and caches of the matrix library: one for each product, forward and backward, and size."""
+        shapes = {(one.n_in, one.n_out) for one in self.sizes.products_of("blocks")}
+        n_tokens = {batch.n_computed for step in self.work.steps for batch in step}
+        return _KERNEL_BYTES * 2 * len(shapes) * len(n_tokens)
+
+    def _step(self, state_bytes: int) -> dict[str, int]:
+        """Return what a step allocates, by part: of several micro-batches, when the gradients of the first are there.
+
+        What the allocator keeps in gaps is replayed for a run that is planned, and estimated for one that begins.
+        """
+        run, rehearsal = self.run, self.rehearsal
+        largest = max(self.heaviest, key=lambda batch: batch.n_computed)
+        gradients: set[int] = set()
+
+        def note(weight: Any) -> None:
+            if weight.grad is not None and (number := rehearsal.number_of(weight.grad)) is not None:
+                gradients.add(number)
+            if run.args.optimizer_in_backward:
+                weight.grad = None
+
+        with rehearsal, preserving_state(run.model):
+            passes = Passes(run, [largest] * min(len(self.heaviest), 2))
+            for weight in passes.weights:
+                weight.register_post_accumulate_grad_hook(note)
+            rehearsal.restart()
+            passes.run(policy.make(self.precision, run.device))
+        trace = rehearsal.trace
+        if self.held.planned:
+            tokens = [max(batch.n_computed for batch in step) for step in self.work.steps]
+            gaps = gap_bytes(
+                trace,
+                Steps(
+                    largest.n_computed,
+                    tokens,
+                    self._tensors_of(state_bytes),
+                    checkpointing=self.sizes.checkpointing,
+                ),
+            )
+        else:
+            gaps = usual_gap_bytes(trace)
+        return parts_of_memory.of_trace(trace, gradients, self.sizes.vocabulary) | {"allocator": gaps}
+
+    def _tensors_of(self, state_bytes: int) -> list[int]:
+        """Return the sizes of the optimizer's tensors: two moments of each weight, or one where it keeps less."""
+        trained = [one for one in self.run.model.parameters() if one.requires_grad]
+        total = max(self._trained_bytes(), 1)
+        n_moments = 2 if state_bytes > 1.5 * total else 1
+        return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
+
+    def _evaluation(self) -> dict[str, int]:
+        """Return what the largest batch of an evaluation allocates."""
+        run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
+        rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
+        lengths, starts = _lengths(rows), np.arange(0, len(rows), n_rows)
+        loads = np.zeros(len(starts)) if lengths is None else _loads(lengths, starts, packed=objective.packed)
+        first = int(starts[int(loads.argmax())])
+        batch = objective.batch(rows, range(first, min(first + n_rows, len(rows))), 0)
+        rehearsal.restart()
+        with rehearsal, preserving_state(run.model), torch.no_grad(), logits_if(objective, wanted=False):
+            run.model.eval()
+            with policy.make(self.precision, run.device).forward():
+                output = objective.forward(batch, seed=0, step=0)
+            if objective.count(batch):
+                objective.loss_sum(output, batch)
+            del output
+        return parts_of_memory.of_trace(rehearsal.trace, set(), self.sizes.vocabulary)
 
 
-def _free(held: Held) -> int | None:
-    """Return what this process may use: what is free, and what it holds."""
-    available = memory.available_bytes()
-    return None if available is None else available + (memory.resident_bytes() or held.resident_bytes)
+def _free(held: Held, limit_gb: float | None) -> int | None:
+    """Return what this process may use: what is free and what it holds, or less if the run has a limit of its own."""
+    available = available_bytes()
+    free = None if available is None else available + (resident_bytes() or held.resident_bytes)
+    limits = [free, int(limit_gb * 2**30) if limit_gb else None]
+    return min((one for one in limits if one is not None), default=None)
 
 
 def _sum(*parts: Mapping[str, int]) -> dict[str, int]:
@@ -127,48 +239,6 @@ def _sum(*parts: Mapping[str, int]) -> dict[str, int]:
         for name, n_bytes in one.items():
             found[name] = found.get(name, 0) + n_bytes
     return found
-
-
-def _rehearsed_step(
-    run: Run, precision: str, batches: Sequence[Batch], vocabulary: int, rehearsal: Rehearsal
-) -> dict[str, int]:
-    """Return what a step allocates, by part: of several micro-batches, when the gradients of the first are there."""
-    largest = max(batches, key=lambda batch: batch.n_computed)
-    gradients: set[int] = set()
-    in_backward = run.args.optimizer_in_backward
-
-    def note(weight: Any) -> None:
-        if weight.grad is not None and (number := rehearsal.number_of(weight.grad)) is not None:
-            gradients.add(number)
-        if in_backward:
-            weight.grad = None
-
-    with rehearsal, preserving_state(run.model):
-        passes = Passes(run, [largest] * min(len(batches), 2))
-        for weight in passes.weights:
-            weight.register_post_accumulate_grad_hook(note)
-        rehearsal.restart()
-        passes.run(policy.make(precision, run.device))
-    return parts_of_memory.of_trace(rehearsal.trace, gradients, vocabulary)
-
-
-def _rehearsed_evaluation(run: Run, precision: str, vocabulary: int, rehearsal: Rehearsal) -> dict[str, int]:
-    """Return what the largest batch of an evaluation allocates, and the predictions of all rows that are kept."""
-    objective, n_rows = run.objective, run.args.per_device_eval_batch_size
-    lengths = _lengths(run.eval_dataset)
-    starts = np.arange(0, len(run.eval_dataset), n_rows)
-    loads = np.zeros(len(starts)) if lengths is None else _loads(lengths, starts, packed=objective.packed)
-    first = int(starts[int(loads.argmax())])
-    batch = objective.batch(run.eval_dataset, range(first, min(first + n_rows, len(run.eval_dataset))), 0)
-    rehearsal.restart()
-    with rehearsal, preserving_state(run.model), torch.no_grad(), logits_if(objective, wanted=False):
-        run.model.eval()
-        with policy.make(precision, run.device).forward():
-            output = objective.forward(batch, seed=0, step=0)
-        if objective.count(batch):
-            objective.loss_sum(output, batch)
-        del output
-    return parts_of_memory.of_trace(rehearsal.trace, set(), vocabulary)
 
 
 def _bytes(tensors: Any) -> int:

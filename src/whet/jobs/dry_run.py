@@ -31,7 +31,7 @@ def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
         optimizer, _ = build_optimizer(run.model, run.args, run.plan.n_steps)
     if trim.why_not() is None:
         trim.trim()()
-    held = Held(resident_bytes=memory.resident_bytes() or 0, weights=False)
+    held = Held(resident_bytes=memory.resident_bytes() or 0, planned=True)
     return of_run(run, args.precision, optimizer, held, rehearsal)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from whet.hardware import trim
 from whet.plan.rehearsal import Trace
 
 PARTS: Mapping[str, str] = {
@@ -24,9 +23,6 @@ PARTS: Mapping[str, str] = {
 """Name of a part in plan.json -> the words for it, in the order in which they are shown."""
 _LOGITS = 2
 """Dimensions of a table of logits; its last one is the vocabulary."""
-_GAPS, _GAPS_OF_OTHERS = 0.29, 0.1
-"""Measured (`benchmarks/plan/run.py`). glibc puts small objects between the blocks that torch asks for, aligned to 64
-bytes, and a gap that one block has left does not take another of its size. Allocators with classes of sizes do."""
 TIGHT_FRAC = 0.9
 """Above this share of what is free, a run fits only if nothing else on the machine grows."""
 
@@ -87,7 +83,7 @@ def of_trace(trace: Trace, gradients: set[int], vocabulary: int) -> dict[str, in
     `gradients` are the numbers of the memories that are gradients of weights. What was allocated before backward and is
     still there is kept for it; what backward allocates itself, recomputed activations too, is working memory.
     """
-    most, alive = trace.peak()
+    _, alive = trace.peak()
     found = dict.fromkeys(("gradients", "activations", "logits", "workspace"), 0)
     for number in alive:
         memory = trace.memories[number]
@@ -98,12 +94,7 @@ def of_trace(trace: Trace, gradients: set[int], vocabulary: int) -> dict[str, in
         else:
             part = "workspace" if memory.in_backward else "activations"
         found[part] += memory.n_bytes
-    return found | {"allocator": int(_gap_frac() * (trace.turnover_bytes - most))}
-
-
-def _gap_frac() -> float:
-    """Return how much of what a step allocates and frees below its peak stays with the process, in gaps."""
-    return _GAPS if trim.why_not() is None else _GAPS_OF_OTHERS
+    return found
 
 
 def highest(moments: Sequence[tuple[str, Mapping[str, int]]]) -> tuple[str, Mapping[str, int]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -137,16 +138,16 @@ class Rehearsal(TorchDispatchMode):
         """Return whether an operator on nothing but integers, or on nothing, makes what needs no memory here."""
         if how.name not in _MADE:
             return how.name == "aten::_to_copy" and getattr(kwargs.get("dtype"), "is_floating_point", False)
-        made = self._meta(func, args, kwargs)
-        return made.dtype.is_floating_point or made.numel() >= _LEAST_HOLLOW
+        made = _ruled(how, args, kwargs) or _size_of(self._meta(func, args, kwargs))
+        return made.dtype.is_floating_point or prod(made.shape) >= _LEAST_HOLLOW
 
     def _written(self, how: _How, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator returns that writes to its arguments, as they are; a result may get its size here."""
         written = [_argument(place, args, kwargs) for place in how.written]
         for one in written:
             if isinstance(one, Tensor) and how.written[0].is_out and not one.numel():
-                made = self._meta(func, args, kwargs)
-                one.set_(self._new(_size_of(made)))
+                made = _ruled(how, args, kwargs) or _size_of(self._meta(func, args, kwargs))
+                one.set_(self._new(_Size(made.shape, made.stride, one.dtype)))
         if how.n_returns == 0:
             return None
         return written[0] if how.n_returns == 1 else tuple(written)
@@ -157,7 +158,8 @@ class Rehearsal(TorchDispatchMode):
             args = (args[0], _places(args[1]))
         key = (func, _key(args), _key(tuple(sorted(kwargs.items()))))
         if key not in self._results:
-            self._results[key] = _map(self._meta(func, args, kwargs), _size_of)
+            ruled = _ruled(how, args, kwargs)
+            self._results[key] = ruled if ruled is not None else _map(self._meta(func, args, kwargs), _size_of)
         made = _map(self._results[key], self._new)
         return _picked(made, args[0]) if how.name in _PICKING else made
 
@@ -276,6 +278,115 @@ def _how(func: Any) -> _How:
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     has_device = any(one.name == "device" for one in schema.arguments)
     return _How(name, aliases or name in _ALIASES, written, len(schema.returns), has_device)
+
+
+def _ruled(how: _How, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Size | None:
+    """Return the size of the result of common operators; None for any other.
+
+    torch computes it in Python, and imports sympy for that: half a second at the start of a training.
+    """
+    name, dtype = how.name, kwargs.get("dtype")
+    if name in ("aten::index_add", "aten::index_copy"):
+        return _Size(tuple(args[0].shape), _contiguous(args[0].shape), args[0].dtype)
+    if name in _COPIES:
+        source = args[0]
+        dense = kwargs.get("memory_format") in (None, torch.preserve_format) and _is_dense(source)
+        stride = source.stride() if dense else _contiguous(source.shape)
+        return _Size(tuple(source.shape), stride, dtype or source.dtype)
+    if name in ("aten::new_empty", "aten::new_zeros", "aten::new_full"):
+        return _Size(tuple(args[1]), _contiguous(args[1]), dtype or args[0].dtype)
+    if name in ("aten::empty", "aten::zeros", "aten::ones"):
+        return _Size(tuple(args[0]), _contiguous(args[0]), dtype or torch.get_default_dtype())
+    if name in ("aten::select_backward", "aten::slice_backward"):
+        return _Size(tuple(args[1]), _contiguous(args[1]), args[0].dtype)
+    if name in _ELEMENTWISE:
+        return _broadcast([one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)])
+    if name in ("aten::mm", "aten::addmm"):
+        a, b = args[-2:]
+        return _Size((a.shape[0], b.shape[1]), _contiguous((a.shape[0], b.shape[1])), a.dtype)
+    if name in ("aten::sum", "aten::mean"):
+        return _reduced(args[0], args[1:], kwargs)
+    if name == "aten::embedding":
+        shape = (*args[1].shape, args[0].shape[1])
+        return _Size(shape, _contiguous(shape), args[0].dtype)
+    if name == "aten::embedding_dense_backward":
+        shape = (args[2], args[0].shape[-1])
+        return _Size(shape, _contiguous(shape), args[0].dtype)
+    if name == "aten::cat":
+        return _joined([one for one in args[0] if one.numel()], args[1] if len(args) > 1 else kwargs.get("dim", 0))
+    if name == "aten::index_select":
+        shape = tuple(args[2].numel() if n == args[1] % args[0].dim() else m for n, m in enumerate(args[0].shape))
+        return _Size(shape, _contiguous(shape), args[0].dtype)
+    if name == "mkldnn::_linear_pointwise":
+        shape = (*args[0].shape[:-1], args[1].shape[0])
+        return _Size(shape, _contiguous(shape), args[0].dtype)
+    return None
+
+
+_ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in ("add", "sub", "mul", "div", "cos", "sin", "rsqrt", "sqrt", "pow", "neg", "exp", "log", "tanh", "silu",
+                 "sigmoid", "gelu", "relu", "rsub", "masked_fill")
+)  # fmt: skip
+
+
+def _broadcast(given: Sequence[Tensor]) -> _Size | None:
+    """Return the size of the result of an operator on each element of these tensors."""
+    first = given[0]
+    if not all(one.is_floating_point() for one in given):
+        given = [one for one in given if one.is_floating_point()]
+    if not given or any(one.dim() and one.dtype != given[0].dtype for one in given):
+        return None
+    n_dims = max(one.dim() for one in given)
+    padded = [(1,) * (n_dims - one.dim()) + tuple(one.shape) for one in given]
+    shape = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
+    like = first.shape == shape and _is_dense(first)
+    return _Size(shape, first.stride() if like else _contiguous(shape), given[0].dtype)
+
+
+def _reduced(source: Tensor, more: Sequence[Any], named: Mapping[str, Any]) -> _Size:
+    """Return the size of a sum or a mean."""
+    dims = more[0] if more and more[0] is not None else named.get("dim")
+    keeps = more[1] if len(more) > 1 else named.get("keepdim", False)
+    dims = range(source.dim()) if dims is None else [dims] if isinstance(dims, int) else dims or range(source.dim())
+    gone = {dim % max(source.dim(), 1) for dim in dims}
+    shape = tuple(1 if n in gone else size for n, size in enumerate(source.shape) if keeps or n not in gone)
+    return _Size(shape, _contiguous(shape), named.get("dtype") or source.dtype)
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> _Size | None:
+    """Return the size of tensors that are concatenated; None if there are none."""
+    if not parts:
+        return None
+    dtype = parts[0].dtype
+    for one in parts[1:]:
+        dtype = torch.promote_types(dtype, one.dtype)
+    shape = list(parts[0].shape)
+    shape[dim] = sum(one.shape[dim] for one in parts)
+    return _Size(tuple(shape), _contiguous(shape), dtype)
+
+
+_COPIES = frozenset({"aten::zeros_like", "aten::empty_like", "aten::ones_like", "aten::full_like", "aten::_to_copy",
+                     "aten::clone"})  # fmt: skip
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the tensor's memory has no gaps, in whatever order its dimensions are."""
+    expected = 1
+    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n != 1:
+            if step != expected:
+                return False
+            expected *= n
+    return True
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for n in reversed(shape):
+        steps.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(steps))
 
 
 def _argument(place: _Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -1,0 +1,128 @@
+"""The smallest changes of a run's settings with which it fits into memory, those that cost the least first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.config.arguments import TrainingArguments
+from whet.engine.forecast import Forecast
+from whet.errors import WhetError
+
+Settings = tuple[Any, TrainingArguments]
+"""The task's and the training's."""
+Forecasting = Callable[[Any, TrainingArguments], Forecast]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings with which a run needs less memory."""
+
+    flags: str
+    """As typed on the command line."""
+    cost: str
+    """What it costs, in words."""
+    settings: Settings
+    same_result: bool = True
+    """Whether the weights that come out are the same, to rounding."""
+    is_split: bool = False
+    """Whether it splits steps into smaller micro-batches."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A change, or several together, and the forecast with it."""
+
+    changes: tuple[Change, ...]
+    forecast: Forecast
+
+    @property
+    def flags(self) -> str:
+        """All flags of its changes."""
+        return " ".join(change.flags for change in self.changes)
+
+
+def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[Change]:
+    """Yield what makes this run smaller, the cheapest first: what costs time, then what changes the result."""
+    rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    while rows > 1 and rows % 2 == 0 and not args.optimizer_in_backward:
+        rows, batches = rows // 2, batches * 2
+        flags = f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {batches}"
+        smaller = _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches)
+        yield Change(flags, "smaller products", (job, smaller), is_split=True)
+    if args.precision in ("auto", "fp32"):
+        yield Change("--precision bf16", "rounding", (job, _with(args, precision="bf16", bf16=None)), same_result=False)
+    if not args.gradient_checkpointing:
+        for policy, cost in (("selective", "a few percent of the time"), ("blocks", "a quarter of the time")):
+            own = _with(args, gradient_checkpointing=True, checkpointing_policy=policy)
+            yield Change(f"--gradient_checkpointing true --checkpointing_policy {policy}", cost, (job, own))
+    alone = args.gradient_accumulation_steps == 1 and job.lora_r is None
+    if alone and not args.optimizer_in_backward and not args.zero_stage:
+        own, same = _with(args, optimizer_in_backward=True, max_grad_norm=0.0), args.max_grad_norm == 0
+        yield Change("--optimizer_in_backward true --max_grad_norm 0", "no clipping", (job, own), same_result=same)
+    if args.optim not in ("adamw_whet_8bit", "adafactor"):
+        for optim, cost in (("adamw_whet_8bit", "states of 8 bits"), ("adafactor", "another rule of the update")):
+            yield Change(f"--optim {optim}", cost, (job, _with(args, optim=optim)), same_result=False)
+    half = forecast.anatomy.layers // 2
+    if args.freeze_layers is None and half:
+        own = _with(args, freeze_layers=half)
+        yield Change(f"--freeze_layers {half}", "half of the layers do not learn", (job, own), same_result=False)
+    if job.lora_r is None:
+        yield Change("--lora_r 8", "adapters learn, not the weights", (replace(job, lora_r=8), args), same_result=False)
+
+
+def that_fit(
+    job: Any, args: TrainingArguments, free_bytes: int, first: Forecast, forecast: Forecasting
+) -> list[Outcome]:
+    """Return the changes that fit into so much memory alone; if none does, the first that do together.
+
+    Of splits into smaller micro-batches, the largest that fits is enough. `first` is the forecast without a change.
+    """
+    known: list[Outcome] = []
+    splits = False
+    for change in changes(job, args, first):
+        is_split = change.is_split
+        if is_split and splits:
+            continue
+        outcome = _outcome((change,), forecast)
+        if outcome is None:
+            continue
+        known.append(outcome)
+        splits |= is_split and outcome.forecast.memory.with_free(free_bytes).fits
+    fitting = [one for one in known if one.forecast.memory.with_free(free_bytes).fits]
+    return fitting or _together(job, args, free_bytes, first, forecast)
+
+
+def _together(
+    job: Any, args: TrainingArguments, free_bytes: int, first: Forecast, forecast: Forecasting
+) -> list[Outcome]:
+    """Return the first changes that fit together, each made on top of those before; none, if all together do not."""
+    taken: list[Change] = []
+    best = first
+    while True:
+        made = (_outcome((*taken, change), forecast) for change in changes(job, args, best))
+        smaller = next((one for one in made if one is not None and _is_smaller(one, best)), None)
+        if smaller is None:
+            return []
+        taken, best = list(smaller.changes), smaller.forecast
+        job, args = taken[-1].settings
+        if best.memory.with_free(free_bytes).fits:
+            return [smaller]
+
+
+def _is_smaller(outcome: Outcome, than: Forecast) -> bool:
+    return outcome.forecast.memory.peak_bytes < 0.98 * than.memory.peak_bytes
+
+
+def _outcome(made: Sequence[Change], forecast: Forecasting) -> Outcome | None:
+    """Return the forecast with these changes; None if they do not go with the run."""
+    try:
+        return Outcome(tuple(made), forecast(*made[-1].settings))
+    except WhetError:
+        return None
+
+
+def _with(args: TrainingArguments, **changed: Any) -> TrainingArguments:
+    """Return the settings with these changes."""
+    return replace(args, **changed)
