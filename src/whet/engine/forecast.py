@@ -86,7 +86,7 @@ def of_run(
 
 
 def at_start(run: Run, precision: str, optimizer: Optimizer, held: Held, micro_rows: int) -> MemoryForecast | None:
-    """Return the memory of a run that is about to begin; None where it cannot be forecast: the log says why."""
+    """Return the memory of a run that is about to begin; None if it cannot be forecast: the log says why."""
     if run.device.type != "cpu" or compiling.is_on(run.model):
         return None
     try:
