@@ -81,13 +81,12 @@ def of_run(
         _Memory(run, name, heaviest, sizes, work, rehearsal, held).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
-    most = max(found, key=lambda one: one.peak_bytes)
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
-    return Forecast(anatomy=sizes, workload=work, memory=most)
+    return Forecast(anatomy=sizes, workload=work, memory=max(found, key=lambda one: one.peak_bytes))
 
 
 def at_start(run: Run, precision: str, optimizer: Optimizer, held: Held, micro_rows: int) -> MemoryForecast | None:
-    """Return the memory of a run that is about to begin; None where it cannot be forecast: the log says why."""
+    """Return the memory of a run that is about to begin; None if it cannot be forecast: the log says why."""
     if run.device.type != "cpu" or compiling.is_on(run.model):
         return None
     try:
