@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -156,7 +157,7 @@ def run_watch(folders: Sequence[str], *, once: bool, as_json: bool) -> int:
     runs.look()
     if nothing := [run for run in runs.all if not run.record.attempts and run.state.status != "starting"]:
         raise ConfigError.of([no_record(run.folder) for run in nothing])
-    try:
+    with suppress(KeyboardInterrupt, BrokenPipeError):  # its user, or the reader of the pipe, has seen enough
         if as_json:
             print(json.dumps({"runs": [_facts(run) for run in runs.all]}))
         elif once:
@@ -165,10 +166,6 @@ def run_watch(folders: Sequence[str], *, once: bool, as_json: bool) -> int:
             _draw(runs, shown)
         else:
             _print_changes(runs)
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:  # the reader has seen enough
-        return 0
     return 0
 
 
