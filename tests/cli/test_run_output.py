@@ -47,7 +47,8 @@ def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp
     live = [line for line in lines if line.startswith("step ") and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line]
     assert live
     assert "eta 0s" in live[-1]
-    assert lines[-2].startswith("  files in ")
+    assert any(line.startswith("  files in ") for line in lines)
+    assert any("errors.jsonl" in line for line in lines)
     assert lines[-1].split() == ["report", "report.html"]
 
 
@@ -64,8 +65,11 @@ def test_a_file_gets_lines_for_people(
     assert [line[:8] for line in lines if re.fullmatch(_STEP, line)] == ["step 2/4", "step 4/4"]
     assert sum("eval_f1" in line for line in lines) == 2, "the last evaluation is in the table"
     assert any(re.fullmatch(r"precision +fp32 \(auto: .+\)", line) for line in lines[:6])
-    assert lines[-2] == f"  files in{'':16}{tmp_path / 'out'}" or "..." in lines[-2]
-    assert re.fullmatch(r"  peak memory \(process\) +[\d.,]+ [MG]B", lines[-3])
+    at = next(n for n, line in enumerate(lines) if line.startswith("  files in "))
+    assert lines[at] == f"  files in{'':16}{tmp_path / 'out'}" or "..." in lines[at]
+    assert re.fullmatch(r"  peak memory \(process\) +[\d.,]+ [MG]B", lines[at - 1])
+    assert lines[at + 1].endswith("questions, the worst first in errors.jsonl")
+    assert len(lines[at + 2 :]) <= 5  # the names of the columns, three questions, and the report
 
 
 def test_the_log_of_a_run_holds_the_rest_and_grows_when_it_resumes(

@@ -167,7 +167,7 @@ def _badness(one: Judged) -> tuple[float, ...]:
 def _table(listed: Sequence[Judged], of_all: str, name: str, *, n_wrong: int | None) -> list[str]:
     """Return a line that says how many are wrong and names the file, and the worst examples, a line each."""
     if n_wrong == 0:
-        return [f"wrong: none of {of_all}, the least sure first in {name}"]
+        return console.paragraph(f"wrong: none of {of_all}, the least sure first in {name}", "  ").splitlines()
     head = f"the worst of {of_all} first" if n_wrong is None else f"wrong: {n_wrong:,} of {of_all}, the worst first"
     worst = [one.line_of_errors for one in listed[: _SHOWN if n_wrong is None else min(_SHOWN, n_wrong)]]
     rows = [(_words(one["expected"]), _words(one["predicted"]), one.get("question") or one["text"]) for one in worst]
@@ -177,7 +177,7 @@ def _table(listed: Sequence[Judged], of_all: str, name: str, *, n_wrong: int | N
     widths.append(console.width() - 6 - sum(widths))
     cells = (zip(row, widths, strict=True) for row in rows)
     shown = ["  ".join(console.cell(" ".join(text.split()), width) for text, width in row).rstrip() for row in cells]
-    return [f"{head} in {name}", *(f"  {line}" for line in shown)]
+    return [*console.paragraph(f"{head} in {name}", "  ").splitlines(), *(f"  {line}" for line in shown)]
 
 
 def _words(answer: Any) -> str:

@@ -429,7 +429,8 @@ class _Read:
         both = [entities(tags) if of_entities else [] for tags in (expected, predicted)]
         found = [[one for one in own if one not in other] for own, other in (both, both[::-1])]
         if not any(found):  # the same entities, marked in another way
-            wrong = [at for at in np.argsort(-doubts, kind="stable").tolist() if expected[at] != predicted[at]]
+            order = map(int, np.argsort(-doubts, kind="stable"))
+            wrong = [at for at in order if expected[at] != predicted[at]]
             found = [[(tags[at], at, at + 1) for at in wrong] for tags in (expected, predicted)]
         missed, made_up = ([self.named(begin, end, kind) for kind, begin, end in one] for one in found)
         return missed, made_up
