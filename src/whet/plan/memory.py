@@ -84,7 +84,7 @@ def of_trace(trace: Trace, gradients: set[int], vocabulary: int) -> dict[str, in
     still there is kept for it; what backward allocates itself, recomputed activations too, is working memory.
     """
     _, alive = trace.peak()
-    found = dict.fromkeys(("gradients", "activations", "logits", "workspace"), 0)
+    found: dict[str, int] = dict.fromkeys(("gradients", "activations", "logits", "workspace"), 0)
     for number in alive:
         memory = trace.memories[number]
         if number in gradients:
