@@ -25,5 +25,10 @@ class Card:
     """When to leave it out."""
     source: str
     """The paper and section, or the library, that it comes from."""
+    wanted_by: str = ""
+    """Of a method that settings ask for: the field of MethodSettings that does, or `field=value` for one value of it.
+    Only then is its file imported."""
+    needs: str = ""
+    """Of a method for some models alone: what a class of their modules has, by name."""
     page: str = ""
     """Its page in `docs` and the heading there: `speed.md#packing`."""

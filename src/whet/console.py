@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 USUAL = 80
@@ -115,3 +115,17 @@ def count(number: float) -> str:
 def plural(number: float, noun: str) -> str:
     """Return "1 row", "2 rows"."""
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+_MOST_COLUMNS = 30
+"""Columns of a table in a line for people."""
+
+
+def columns_line(read: Mapping[str, str | Sequence[str]], not_read: Sequence[str]) -> str:
+    """Return for people which columns are read as what, and which are not read: text: title + body; not read: id."""
+    named = {what: " + ".join([names] if isinstance(names, str) else names) or "none" for what, names in read.items()}
+    if not_read:
+        rest = len(not_read) - _MOST_COLUMNS
+        shown = ", ".join(str(name) if str(name).strip() else "(no name)" for name in not_read[:_MOST_COLUMNS])
+        named["not read"] = f"{shown} and {rest:,} more" if rest > 0 else shown
+    return "; ".join(f"{what}: {names}" for what, names in named.items())

@@ -18,7 +18,7 @@ import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet.log import logger
 from whet.models import captured, record
-from whet.models.packed import packed_model
+from whet.models.packed import GRAPHS, packed_model
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from test_captured import (
@@ -61,7 +61,7 @@ def model(family: str = "bert", *, dropout: float = 0.0, graphs: bool = True, **
 
 
 def n_graphs(model: Any) -> int:
-    passes: captured.Passes = record.read(packed_model(model).module, captured.ENTRY)  # pyright: ignore
+    passes: captured.Passes = record.read(packed_model(model).module, GRAPHS)  # pyright: ignore
     assert passes.why_not is None
     return len(passes._passes)
 

@@ -29,24 +29,30 @@ def case(n, width, n_words, dtype=torch.float32):
     n_words=st.integers(2, 300),
     chunk_rows=st.integers(1, 20),
     cap=st.sampled_from([None, 2.0, 30.0]),
+    products=st.sampled_from(["mkl", "onednn"]),
 )
-def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows, cap):
+def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows, cap, products):
     hidden, weight, labels = case(n, 24, n_words)
+    bias = torch.linspace(-1.0, 1.0, n_words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused_loss, "_CHUNK_BYTES", chunk_rows * n_words * 4)
         patch.setattr(fused_loss, "_LEAST_ROWS", 1)
-        assert_near_float64(
-            lambda h, w: fused_loss.linear_cross_entropy(h, w, labels, cap),
-            lambda h, w: linear_cross_entropy_reference(h, w, labels, cap),
-            [hidden, weight],
-        )
+        patch.setattr(fused_loss, "_BLOCK", 64)
+        patch.setattr(fused_loss, "by_onednn", lambda: products == "onednn")
+        for given in ([hidden, weight], [hidden, weight, bias]):
+            assert_near_float64(
+                lambda h, w, b=None: fused_loss.linear_cross_entropy(h, w, labels, cap, b),
+                lambda h, w, b=None: linear_cross_entropy_reference(h, w, labels, cap, b),
+                given,
+            )
 
 
 def test_bf16_loss_matches_the_reference():
     hidden, weight, labels = case(30, 24, 200, torch.bfloat16)
-    found = outputs_and_gradients(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), [hidden, weight])
+    given = [hidden, weight, torch.linspace(-1.0, 1.0, 200).bfloat16()]
+    found = outputs_and_gradients(lambda h, w, b: fused_loss.linear_cross_entropy(h, w, labels, None, b), given)
     exact = outputs_and_gradients(
-        lambda h, w: linear_cross_entropy_reference(h, w, labels), [hidden.double(), weight.double()]
+        lambda h, w, b: linear_cross_entropy_reference(h, w, labels, None, b), [one.double() for one in given]
     )
     for ours, theirs in zip(found, exact, strict=True):  # the logits themselves are rounded to 8 bits: scores reach 20
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03

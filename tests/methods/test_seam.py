@@ -18,7 +18,7 @@ from whet.methods.seam import Cost, Method, Stage
 from whet.models.packed import packed_model, prepare
 from whet.models.view import ModelView
 
-METHODS = pytest.mark.parametrize("method", order.METHODS, ids=lambda method: method.CARD.name)
+METHODS = pytest.mark.parametrize("method", order.methods(), ids=lambda method: method.CARD.name)
 ASKED = {
     "operators": MethodSettings(operators="auto", row_gradients=True),
     "unpad": MethodSettings(unpad="sampled"),
@@ -91,8 +91,8 @@ def test_restore_takes_out_all_that_a_trainer_put_in(tmp_path: Path) -> None:
 
 
 def test_methods_are_applied_stage_by_stage() -> None:
-    stages = [method.STAGE for method in order.METHODS]
+    stages = [method.STAGE for method in order.methods()]
     assert stages == sorted(stages)
-    names = [method.CARD.name for method in order.METHODS]
+    names = [method.CARD.name for method in order.methods()]
     assert names.index("torch.compile") < names.index("checkpointing"), "a compiled block is what is recomputed"
     assert Stage.OPERATORS in stages

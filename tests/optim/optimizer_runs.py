@@ -38,9 +38,9 @@ def arguments(optim: str, **changes: Any) -> engine.TrainingArguments:
     return engine.TrainingArguments(**({"optim": optim, "learning_rate": RATE, "weight_decay": DECAY} | changes))
 
 
-def cases(names: Iterable[str] = registry.ENTRIES) -> list[Any]:
+def cases(chosen: Iterable[str] = names()) -> list[Any]:
     """Parameters of a test, one an optimizer; those whose package is missing are skipped by name."""
-    return [pytest.param(name, marks=_marks(name)) for name in names]
+    return [pytest.param(name, marks=_marks(name)) for name in chosen]
 
 
 def _marks(name: str) -> list[Any]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
 import engine
+from whet.config.optimizer_names import names
 from whet.errors import ConfigError
-from whet.optim import registry
 from whet.optim.in_backward import InBackward
 
 _USUAL: dict[str, Any] = {
@@ -53,7 +53,7 @@ def figures(trainer: engine.Trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("optim", cases(name for name in registry.ENTRIES if name != "adamw_apex_fused"))
+@pytest.mark.parametrize("optim", cases(name for name in names() if name != "adamw_apex_fused"))
 def test_in_backward_weights_equal_those_of_the_usual_step(tmp_path: Path, optim: str) -> None:
     usual, early = run(tmp_path, optim=optim), run(tmp_path, optim=optim, optimizer_in_backward=True)
     for one, other in zip(usual.model.parameters(), early.model.parameters(), strict=True):

@@ -33,7 +33,7 @@ def test_constants_of_a_row_are_read_from_its_source_without_torch() -> None:
     """Help texts and rules read them so; the registry has the same from the imported files."""
     constants = [one.name for one in dataclasses.fields(Row)]
     for name, row in names().items():
-        entry = registry.ENTRIES[name]
+        entry = registry.entry(name)
         assert {one: getattr(entry, one) for one in constants} == {one: getattr(row, one) for one in constants}
     code = "import sys; from whet.config.optimizer_names import names; sys.exit('torch' in sys.modules or not names())"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -46,7 +46,8 @@ def test_a_name_that_two_optimizers_have_is_a_mistake_of_their_author(
     row = 'OPTIMIZERS = (Entry(name="{}", rule="SGD", does="it steps", source="a paper", aliases={{"{}": ""}}),)'
     for name, alias in (("ours", "plain"), ("theirs", "ours")):
         (tmp_path / f"{name}.py").write_text(f"\n{row.format(name, alias)}\n")
-    monkeypatch.setattr(optimizer_names, "_FOLDER", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    monkeypatch.setattr(optimizer_names, "PACKAGE", tmp_path.name)
     rows.cache_clear()
     try:
         with pytest.raises(AssertionError, match="two rows of optimizers have the name ours"):
@@ -65,10 +66,10 @@ def test_row_of_an_optimizer_has_what_its_readers_need() -> None:
         assert row.instead or not (row.package or row.on_cpu), f"{name} does not work everywhere: what does?"
 
 
-@pytest.mark.parametrize("name", [name for name, one in registry.ENTRIES.items() if one.kind and not one.build])
+@pytest.mark.parametrize("name", [one.name for one in registry.entries() if one.kind and not one.build])
 def test_row_of_an_optimizer_has_the_settings_of_its_class(name: str) -> None:
     """One that it does not have could not be built; one that is missing would refuse what the class can do."""
-    entry = registry.ENTRIES[name]
+    entry = registry.entry(name)
     assert entry.kind is not None
     takes = {one for cls in entry.kind.__mro__ for one in inspect.signature(cls.__init__).parameters}
     read = {"betas": entry.betas, "eps": entry.epsilon or "eps" in entry.options}
@@ -107,7 +108,7 @@ def test_optimizer_enum_of_transformers_is_accepted() -> None:
     assert arguments(OptimizerNames.ADAFACTOR) == arguments("adafactor")
 
 
-@pytest.mark.parametrize("optim", cases(name for name in registry.ENTRIES if name != "adamw_apex_fused"))
+@pytest.mark.parametrize("optim", cases(name for name in names() if name != "adamw_apex_fused"))
 def test_every_optimizer_learns(optim: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))

@@ -10,6 +10,7 @@ import torch
 from optimizer_runs import Layers, arguments, cases, take_steps
 from safetensors.torch import load_file
 
+from whet.config.optimizer_names import names
 from whet.optim import registry
 from whet.store import find, state
 from whet.store.optimizer import OptimizerState, names_in
@@ -20,7 +21,7 @@ OPTIM_ARGS = {
     "adamw_anyprecision": "use_kahan_summation=true,momentum_dtype=bfloat16",
     "adafactor": "beta1=0.9",
 }
-_NAMES = [name for name in registry.ENTRIES if name != "adamw_apex_fused"]
+_NAMES = [name for name in names() if name != "adamw_apex_fused"]
 
 
 def save_optimizer(optimizer, model, folder):

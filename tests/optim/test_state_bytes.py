@@ -45,7 +45,7 @@ def _every() -> list[Any]:
     """(optimizer, its options), with none and with those that cost memory; apex alone needs a GPU."""
     return [
         pytest.param(case.values[0], optim_args, marks=case.marks)
-        for case in cases(name for name in registry.ENTRIES if name != "adamw_apex_fused")
+        for case in cases(name for name in names() if name != "adamw_apex_fused")
         for optim_args in [None, *VARIANTS.get(case.values[0], [])]
     ]
 

@@ -15,7 +15,7 @@ import torch
 
 from whet.card import Card
 from whet.config.optimizer_names import rows as rows_of_optimizers
-from whet.methods.order import METHODS
+from whet.methods.order import methods
 from whet.optim import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def techniques() -> str:
 def order() -> str:
     """The stages in the order they are applied, each with its methods."""
     stages: dict[str, list[str]] = {}
-    for method in METHODS:
+    for method in methods():
         stages.setdefault(method.STAGE.name.lower(), []).append(method.CARD.name)
     return _table(("stage", "methods"), [(stage, ", ".join(names)) for stage, names in stages.items()])
 
@@ -79,7 +79,7 @@ def optimizers() -> str:
         (
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
             f"{row.does} ({row.source})" if first[row.source] == row.name else row.does,
-            "" if registry.ENTRIES[row.name].stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
+            "" if registry.entry(row.name).stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
             "all" if row.reads == "element" else "1",
             ", ".join(f"`{option}`" for option in row.options),
         )

@@ -26,6 +26,7 @@ LIGHT = [
     "doctor/**/*.py",
     "launch/**/*.py",
     "kubernetes/**/*.py",
+    "migrate/**/*.py",
     "tasks/__init__.py",
     "tasks/*/task.py",
     "jobs/run.py",

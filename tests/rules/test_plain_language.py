@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
 PACKAGES = (
     "bench", "cli", "config", "data", "dist", "doctor", "hardware", "hf", "jobs", "kernels", "kubernetes",
-    "launch", "methods", "models", "objectives", "optim", "own_loop", "precision", "engine", "store", "tasks", "watch",
+    "launch", "methods", "migrate", "models", "objectives", "optim", "own_loop", "precision", "engine", "store",
+    "tasks", "watch",
 )  # fmt: skip
 MODULES = ("__init__", "__main__", "card", "console", "errors", "lasting", "log", "optional", "paths", "strict_json")
 BANNED = {

@@ -19,6 +19,7 @@ COMMANDS = {
     **_DEMONSTRATE,
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
+    "migrate": "turn a command line of other programs into whet's",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }
@@ -33,7 +34,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s"}
+WITHOUT_TORCH = {"launch", "k8s", "migrate"}
 """The commands that do not import torch."""
 
 

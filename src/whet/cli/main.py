@@ -17,7 +17,6 @@ from whet.cli.commands import ANSWERING, COMMANDS, RANKED, STOPPABLE, TRAINING, 
 from whet.config import environment
 from whet.config.ranks import here, place_or_alone, require_one_process
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, MASK, ConfigError, StorageError, WhetError, escape_controls
-from whet.launch import pinning
 from whet.watch import stop
 
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
@@ -147,6 +146,16 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
         return refused.exit_code
 
 
+def _widened() -> str | None:
+    """Return what was done about a launcher that has bound this rank to fewer cores than it should use."""
+    place = here()
+    if place.n_ranks == 1:
+        return None
+    from whet.launch import pinning
+
+    return pinning.widened(place, os.environ)
+
+
 def _dispatch(argv: list[str]) -> int:
     name = argv[0] if argv else None
     if name in _HELP_WORDS and argv[1:2] and argv[1] in COMMANDS:
@@ -167,7 +176,7 @@ def _dispatch(argv: list[str]) -> int:
     if name != "doctor":  # it reports these variables itself
         environment.require_known(_note)
     if name in RANKED:
-        if said := pinning.widened(here(), os.environ):
+        if said := _widened():
             _note(said)
     elif name in TRAINING:
         require_one_process(f"whet {name}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config import deepspeed, recipes
+from whet.config import recipes
 from whet.config.aliases import ALIASES, REFUSED
 from whet.config.fields import OUTPUT_DIR, TrainingFields
 from whet.config.recipes import RECIPE_RULES
@@ -52,7 +52,12 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _values_for(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the recipe and DeepSpeed's configuration set, where these settings name them."""
-    return {**recipes.values_for(given), **deepspeed.values_for(given)}
+    found = recipes.values_for(given)
+    if given.get("deepspeed") is None:
+        return found
+    from whet.config import deepspeed
+
+    return found | deepspeed.values_for(given)
 
 
 def _checkpoint(asked: str | bool | None) -> str | None:

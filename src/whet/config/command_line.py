@@ -297,7 +297,7 @@ def _wrong_lone(text: str, switch: str | None, lone: str | None, named: Collecti
         return (
             None if Path(text).suffix.lower() in SUFFIXES else _no_bool(switch, text) if switch else _stray(text, lone)
         )
-    if switch is not None and (lone is None or not ("/" in text or Path(text).exists())):
+    if switch is not None and (lone is None or not ("/" in text or " " in text or Path(text).exists())):
         return _no_bool(switch, text)
     return _stray(text, lone) if lone is None or lone in named else None
 

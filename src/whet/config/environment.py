@@ -20,6 +20,8 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_IMPORTS": ("delayed", "eager"),
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
+TRAINJOB = "KUBEFLOW_TRAINER_SERVER_URL"
+"""Kubeflow's variable: where a TrainJob posts its progress."""
 _MEANINGS = {
     "WHET_KERNELS": "which operators run: whet's native ones, or the reference in plain torch",
     "WHET_ISA": "the best instruction set that the native operators may use, and with it whether bf16 is widened",

@@ -47,8 +47,9 @@ class MethodSettings:
     compile: CompileSettings | None = None
     cuda_graphs: bool = False
     """Whether training passes on a GPU are launched as one; not with what compiles, recomputes or offloads them."""
-    checkpointing: Literal["blocks", "selective"] | None = None
-    """What is recomputed in backward; None: what transformers' own switch in the model says."""
+    checkpointing: Literal["blocks", "selective", "theirs"] | None = None
+    """What is recomputed in backward; theirs: the blocks of a packed model in which transformers' own switch is on, now
+    or later."""
     weights_come_and_go: bool = False
     """Whether a block has its weights only while it computes, forward or backward (zero_stage 3)."""
     names: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         last_block=args.last_block_tokens,
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
-        cuda_graphs=may_use_graphs(args),
+        cuda_graphs=may_use_graphs(args) and args.device.type == "cuda",
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
         freeze_layers=args.freeze_layers,
         offload=args.activation_offload,

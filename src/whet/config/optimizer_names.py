@@ -1,7 +1,7 @@
 """The optimizers that `--optim` names, without torch: the rows of `optim/optimizers/`, plug-ins, and other packages.
 
 Each file of that folder ends with its rows, the constant OPTIMIZERS. Help texts, refusals and rules read what a row
-says in plain constants from the source, as to import the file would import torch.
+says in plain constants from the source (`plugins.py`), as to import the file would import torch.
 """
 
 import ast
@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any, Literal
 
+from whet import plugins
 from whet.config.values import expected, read
 from whet.errors import Problem
 from whet.optional import extra, is_installed
 
 ENTRY_POINTS = "whet.optimizers"
 """Entry point group for optimizers of other packages: name = "module:function", called with (model, args, options)."""
-_FOLDER = Path(__file__).resolve().parents[1] / "optim" / "optimizers"
+PACKAGE = "whet.optim.optimizers"
+"""Where the files of the optimizers are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,27 +76,34 @@ DEFAULT = "auto"
 @cache
 def rows() -> Sequence[Row]:
     """Return the row of each optimizer that whet builds: `auto` first, then by the alphabet."""
-    found = [row for path in _FOLDER.glob("*.py") for row in _rows_in(path)]
+    found = [row for module in _files() for row in _rows_in(module)]
     return sorted(found, key=lambda row: (row.name != DEFAULT, row.name))
 
 
-def _rows_in(path: Path) -> list[Row]:
+@cache
+def module_of(name: str) -> str:
+    """Return the module of the package that has the row of this name, which is no alias."""
+    return next(module for module in _files() if any(row.name == name for row in _rows_in(module)))
+
+
+def _files() -> Mapping[str, Any]:
+    return plugins.constants(PACKAGE, "OPTIMIZERS")
+
+
+@cache
+def _rows_in(module: str) -> list[Row]:
     """Return the rows in a source file: `OPTIMIZERS = (Entry(...), ...)`; what is no constant is the optimizer's code.
 
-    Raises ValueError, with the file, for rows of another form.
+    Raises ValueError, with the module, for rows of another form.
     """
-    _, name, rest = path.read_text("utf-8").partition("\nOPTIMIZERS")
-    if not name:
-        return []
     try:
-        calls: Any = ast.parse(f"OPTIMIZERS{rest}").body[0].value  # pyright: ignore[reportAttributeAccessIssue]
         return [
             Row(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg in _CONSTANTS})
-            for call in calls.elts
+            for call in _files()[module].elts
         ]
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{path}: OPTIMIZERS is a tuple of Entry(...), whose texts and numbers are literals"
+            f"{PACKAGE}.{module}: OPTIMIZERS is a tuple of Entry(...), whose texts and numbers are literals"
         ) from error
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from whet.errors import ConfigError, Problem
+from whet.errors import ConfigError, Problem, WhetError
 
 
 @dataclass(frozen=True)
@@ -314,3 +314,17 @@ def _in_group() -> Place | None:
     if (local.rank, local.n_ranks) == (rank, size):
         return local
     return Place(rank, size, local_rank=rank, n_local=size)  # as torch.multiprocessing.spawn makes one
+
+
+class LostRankError(WhetError):
+    """Another rank ended or does not answer; the cause is in its own messages."""
+
+    def __init__(self, place: Place, doing: str, error: BaseException, saved: str = "") -> None:
+        super().__init__(
+            what=f"rank {place.rank} of {place.n_ranks} lost another rank while it {doing}{saved}",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            why="a rank that fails or hangs stops all: no rank can finish the step alone",
+            fix="read the messages of the other ranks for the cause, then start again with "
+            "--resume_from_checkpoint auto, in Python trainer.train(resume_from_checkpoint=True)",
+        )
+        self.place, self.doing, self.error = place, doing, error

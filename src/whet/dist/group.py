@@ -10,33 +10,29 @@ noticed after the timeout of the group.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 import torch.distributed as torch_dist
-from whet.config.ranks import Place, rank_variables, restarted
+from torch import Tensor
+
+from whet.config.ranks import LostRankError, Place, here, rank_variables, restarted
+from whet.dist import messages
+from whet.dist.messages import Check
 from whet.errors import ConfigError, escape_controls
 from whet.hardware import network
 from whet.log import logger
-import atexit
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
-import torch
-from torch import Tensor
-from whet.config.ranks import Place, here
-from whet.dist import messages
-from whet.dist.messages import Check
-from whet.errors import ConfigError, WhetError
-
 
 _GLOO, _LOOPBACK, _LOCALHOST = "GLOO_SOCKET_IFNAME", "lo", "127.0.0.1"
 _USUAL_PORT = 29500
@@ -260,20 +256,6 @@ _LOST = re.compile(
 _LONGEST_WAIT = timedelta(days=2)
 _for_waits: list[tuple[Any, Any]] = []
 """The process group of this process's run, and another one of the same ranks, whose exchanges may take long."""
-
-
-class LostRankError(WhetError):
-    """Another rank ended or does not answer; the cause is in its own messages."""
-
-    def __init__(self, place: Place, doing: str, error: BaseException, saved: str = "") -> None:
-        super().__init__(
-            what=f"rank {place.rank} of {place.n_ranks} lost another rank while it {doing}{saved}",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            why="a rank that fails or hangs stops all: no rank can finish the step alone",
-            fix="read the messages of the other ranks for the cause, then start again with "
-            "--resume_from_checkpoint auto, in Python trainer.train(resume_from_checkpoint=True)",
-        )
-        self.place, self.doing, self.error = place, doing, error
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,6 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _PICKLE = 0x80
 
 
-def anything(_: Any) -> bool:
-    """Return True: for values of a user, whose form is theirs."""
-    return True
-
-
 class MessageError(WhetError):
     """A message that no rank of this run sends: another program, or another version of whet, is in a rank's place."""
 

@@ -21,18 +21,17 @@ from transformers import TrainerState
 from transformers.trainer_utils import SchedulerType
 
 from whet import console
-from whet.config import deepspeed, recipes
+from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
 from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
 from whet.delayed_imports import standing
-from whet.dist.shares import deal
 from whet.engine.run import Prepared
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
-from whet.optim import divisible, registry
+from whet.optim import registry
 from whet.watch import files as output_files
 
 _LABEL = 11
@@ -60,13 +59,21 @@ def of_training(
             *_length(args, counters.max_steps),
         ],
         "recipe": recipes.described(args),
-        "deepspeed": deepspeed.described(args),
+        "deepspeed": _of_deepspeed(args),
         "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
         "saves": _saves(args, counters),
     }
     if counters.global_step > 0:
         rows["resumes"] = [f"after step {counters.global_step:,} of {counters.max_steps:,}"]
     return _lines(prepared, precision, rows)
+
+
+def _of_deepspeed(args: TrainingArguments) -> list[str]:
+    if args.deepspeed is None:
+        return []
+    from whet.config import deepspeed
+
+    return deepspeed.described(args)
 
 
 def of_evaluation(prepared: Prepared, precision: str, dataset: Sized) -> list[str]:
@@ -208,8 +215,9 @@ def _saves(args: TrainingArguments, counters: TrainerState) -> list[str]:
 
 # ---- bytes ----
 
-_STATE, _GRADIENTS, _WEIGHTS = 1, 2, 2
-"""The first stage that shares each; stage 2 keeps the weights of a block longer than stage 3, not between steps."""
+_GRADIENTS, _WEIGHTS = 2, 2
+"""The first stage that shares each, as stage 1 shares the state; stage 2 keeps the weights of a block longer than stage
+3, not between steps."""
 
 
 @dataclass(frozen=True)
@@ -229,18 +237,21 @@ def planned_bytes(
     weights = list(model.parameters())
     trained = [one for one in weights if one.requires_grad]
     stage = stage_of_run(args) if place.n_ranks > 1 and optimizer is not None else 0
-    kept = _kept(weights, place, None if optimizer is None else divisible.unit_of(optimizer))
+    kept = None if optimizer is None or not stage else _kept(weights, place, optimizer)
     gradients = 0 if args.optimizer_in_backward else _bytes_of(trained, kept if stage >= _GRADIENTS else None)
     return PlannedBytes(
         weights=_bytes_of(weights, kept if stage >= _WEIGHTS else None),
         gradients=gradients,
-        state=registry.model_state_bytes(model, args, kept if stage >= _STATE else None) if known else None,
+        state=registry.model_state_bytes(model, args, kept) if known else None,
     )
 
 
-def _kept(parameters: Sequence[nn.Parameter], place: Place, unit: int | None) -> Mapping[int, int]:
+def _kept(parameters: Sequence[nn.Parameter], place: Place, optimizer: Optimizer) -> Mapping[int, int]:
     """Return how many rows of each parameter this rank keeps, by its id."""
-    rows = deal([one.shape for one in parameters], place.n_ranks, unit)
+    from whet.dist.shares import deal
+    from whet.optim import divisible
+
+    rows = deal([one.shape for one in parameters], place.n_ranks, divisible.unit_of(optimizer))
     return {id(one): of_ranks[place.rank][1] for one, of_ranks in zip(parameters, rows, strict=True)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 
 from whet.config import environment
 from whet.config.arguments import TrainingArguments
+from whet.config.environment import TRAINJOB
 from whet.config.ranks import here, require_output_for_restarts, restarted
 from whet.engine import description, evaluate
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
-from whet.engine.prepare import Ready, align_special_tokens, prepare
+from whet.engine.prepare import Ready, align_special_tokens, follow_own_switch, prepare
 from whet.engine.run import Prepared, Run, device_of, new_counters
 from whet.engine.safe_points import guarded
 from whet.engine.sharing import require_complete
@@ -33,8 +35,8 @@ from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.store import compare, restore, weights
 from whet.store.snapshot import counters_as_saved
-from whet.watch import empty_cache, printing, profile, progress, results, run_log, trackers, trainjob
 from whet.watch import files as output_files
+from whet.watch import printing, progress, results, run_log
 from whet.watch.determinism import deterministic
 from whet.watch.events import Events
 from whet.watch.guard import FirstGradients
@@ -128,6 +130,7 @@ class Engine:
             )
         self._require_evaluation_set()
         align_special_tokens(self.model, self.spec.processing_class)
+        follow_own_switch(self.model, self.args)
         with deterministic(self.args.full_determinism), guarded(self.args):
             require_output_for_restarts(overwrites=self.args.overwrite_output_dir)
             asked = resume_from_checkpoint or self.args.resume_from_checkpoint or ("auto" if restarted() else None)
@@ -234,8 +237,12 @@ class Engine:
 
     def close(self, failed: bool = False) -> None:
         """End the runs of the trackers, as failed if they support that; a later log entry would start new ones."""
+        if not self.args.report_to:
+            return
+        from whet.watch.trackers import Tracker
+
         for callback in self.events.callbacks:
-            if isinstance(callback, trackers.Tracker):
+            if isinstance(callback, Tracker):
                 callback.close(failed)
 
     def log(self, logs: dict[str, float]) -> None:
@@ -326,7 +333,29 @@ def _no_evaluation_set(why: str, got: str | None = None) -> ConfigError:
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
     """Return the callbacks that show and record the run."""
-    if not here().is_first:  # rank 0 shows and records for all
-        return empty_cache.build(args, device)
-    shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
-    return [*profile.build(args), shown, *trackers.build(args), *trainjob.build(), *empty_cache.build(args, device)]
+    found: list[Any] = []
+    if here().is_first:  # rank 0 shows and records for all
+        found = [progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format), *_recorders(args)]
+    if args.profile and here().is_first:
+        from whet.watch.profile import StepProfile
+
+        found.insert(0, StepProfile())
+    if args.torch_empty_cache_steps is not None:
+        from whet.watch import empty_cache
+
+        found += empty_cache.build(args, device)
+    return found
+
+
+def _recorders(args: TrainingArguments) -> list[Any]:
+    """Return the callbacks that send what is logged to somebody else."""
+    found: list[Any] = []
+    if args.report_to:
+        from whet.watch import trackers
+
+        found += trackers.build(args)
+    if TRAINJOB in os.environ:
+        from whet.watch import trainjob
+
+        found += trainjob.build()
+    return found

@@ -14,14 +14,10 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from whet.data.batch import Batch
-from whet.dist.messages import anything
 from whet.engine.run import device_of
 from whet.engine.sync import Sync
 from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
-from whet.objectives.distilled import Distilled
-from whet.objectives.packed_head import PackedHead
-from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.store import schema
@@ -169,9 +165,9 @@ class Evaluation:
 
 
 @contextmanager
-def _logits_if(objective: Objective, *, wanted: bool) -> Iterator[None]:
+def _logits_if(objective: Any, *, wanted: bool) -> Iterator[None]:
     """Let a head of masked words leave the (N, V) logits of unlabelled tokens out where nobody reads them."""
-    if not isinstance(objective, PackedHead | PaddedNextTokens | Distilled):
+    if not hasattr(objective, "needs_logits"):
         yield
         return
     objective.needs_logits = wanted
@@ -209,8 +205,8 @@ _KINDS: dict[str, schema.Check] = {
     "n_targets": schema.count,
     "loss_sum": schema.optional(_is_float),
     "part_sums": schema.object_of(_is_float),
-    "predictions": anything,
-    "labels": anything,
+    "predictions": schema.anything,
+    "labels": schema.anything,
 }
 """The fields of a `_Result` that came from another rank."""
 

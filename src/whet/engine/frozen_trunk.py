@@ -30,10 +30,8 @@ from whet.store.snapshot import free_bytes
 
 
 def trunk_of(run: Run) -> StepTrunk:
-    """Return what runs the frozen layers in this run; raises ConfigError if their results cannot be kept."""
+    """Return what keeps the results of the frozen layers in this run; raises ConfigError if they cannot be kept."""
     args = run.args
-    if not args.cache_frozen_trunk:
-        return StepTrunk()
     assert args.freeze_layers is not None
     if (why := _why_not(run)) is not None:
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.optim import Optimizer
@@ -15,16 +15,12 @@ from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from whet.config import recipes
+from whet.config.ranks import LostRankError
 from whet.data.batch import Batch
-from whet.dist.group import LostRankError
 from whet.engine import prepare, sharing, step
 from whet.engine.batches import BatchLoader
-from whet.engine.frozen_trunk import trunk_of
-from whet.engine.own_losses import SmoothedLoss
-from whet.engine.routing import routing_of
 from whet.engine.run import Run, new_counters, reset
 from whet.engine.safe_points import SafePoints
-from whet.engine.trials.batch_size import Trial, choose_micro_batch
 from whet.engine.trials.precision import PrecisionChoice
 from whet.engine.update import (
     OptimizerUpdate,
@@ -36,8 +32,9 @@ from whet.engine.update import (
 )
 from whet.log import logger
 from whet.models import adapters, finite
+from whet.models.adapters import unwrapped
+from whet.models.experts.settings import settings_of
 from whet.optim import schedule
-from whet.optim.in_backward import InBackward
 from whet.precision import formats
 from whet.store import best, compare, restore, schema, snapshot, weights, write
 from whet.store.optimizer import OptimizerPart, SchedulePart
@@ -47,6 +44,9 @@ from whet.store.state import Stateful
 from whet.watch import guard, stop
 from whet.watch.events import Events
 from whet.watch.meter import Meter, counts_of, speed
+
+if TYPE_CHECKING:
+    from whet.optim.in_backward import InBackward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,11 @@ class TrainingLoop:
         self.average = WeightAverage(model, self.optimizer, args, run.plan.n_steps)
         self.sharing = sharing.build(run, self.optimizer)
         self.untrained = UntrainedParameters(model, self.optimizer)
-        self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
+        self.in_backward: InBackward | None = None
+        if args.optimizer_in_backward:
+            from whet.optim.in_backward import InBackward
+
+            self.in_backward = InBackward(self.optimizer)
         if args.save_strategy != "no":
             adapters.require_saved(model)
         self.flos_per_token = 6.0 * weights.count_without_embeddings(model)
@@ -238,12 +242,11 @@ class TrainingLoop:
             clipping=choose_clipping(self.optimizer, parameters, self.events),
             untrained=self.untrained, send=self._send, stepping=self.sharing.stepping,
         )  # fmt: skip
-        balanced = not isinstance(self.run.objective, SmoothedLoss)  # a model with a balance loss is refused there
         self.step_parts = step.StepParts(
             parameters=parameters,
             gradients=step.ObjectiveGradients(
                 objective=self.run.objective, precision=self.precision.current, seed=self.run.args.seed, sync=self.sync,
-                routing=routing_of(self.run.model) if balanced else step.Routing(), trunk=trunk_of(self.run),
+                routing=_routing_of(self.run), trunk=_trunk_of(self.run),
                 between=self._between_batches,
             ),
             update=self.sharing.update(update)
@@ -274,11 +277,16 @@ class TrainingLoop:
         }
 
     def _choose_micro_batch(self) -> None:
-        trial = Trial(
-            self.run, self.precision.current, self.optimizer, not self._state_is_known, self.memory,
-            self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial,
-        )  # fmt: skip
-        rows = choose_micro_batch(trial)
+        if self.run.args.auto_find_batch_size or self.run.device.type == "cuda":
+            from whet.engine.trials.batch_size import Trial, choose_micro_batch
+
+            check = self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial
+            known = self._state_is_known
+            rows = choose_micro_batch(
+                Trial(self.run, self.precision.current, self.optimizer, not known, self.memory, check)
+            )
+        else:
+            rows = self.sync.micro_batch_rows(self.run.args.per_device_train_batch_size)
         self.counters.train_batch_size = self.loader.micro_rows = self.safe_points.micro_rows = rows
         self.safe_points.check_signal()
 
@@ -419,6 +427,25 @@ class TrainingLoop:
     def _send(self, event: str) -> None:
         facts = {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}
         self.events.send(event, self.counters, **facts)
+
+
+def _routing_of(run: Run) -> step.Routing:
+    """Return the routing of the run; smoothed labels have none, where a model with a balance loss is refused."""
+    if settings_of(getattr(unwrapped(run.model), "config", None)) is None:
+        return step.Routing()
+    from whet.engine.own_losses import SmoothedLoss
+    from whet.engine.routing import routing_of
+
+    return step.Routing() if isinstance(run.objective, SmoothedLoss) else routing_of(run.model)
+
+
+def _trunk_of(run: Run) -> step.StepTrunk:
+    """Return what runs the frozen layers."""
+    if not run.args.cache_frozen_trunk:
+        return step.StepTrunk()
+    from whet.engine.frozen_trunk import trunk_of
+
+    return trunk_of(run)
 
 
 def _wait_for_the_trial() -> None:

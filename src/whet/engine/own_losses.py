@@ -13,13 +13,14 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from whet.config.methods import may_use_graphs
 from whet.data.batch import Batch
+from whet.engine.routing import require_whets_loss
 from whet.log import logger
 from whet.methods.unpad import calls
 from whet.methods.unpad import method as unpad
 from whet.models import attention, packable
 from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel, packed_model
-from whet.objectives.base import Collate
+from whet.objectives.base import Collate, Objective
 from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import ACCURACY, NEXT_WORD_HEADS, OwnLoss
 from whet.own_loop import locate
@@ -95,14 +96,16 @@ def _with_computed_tokens(batch: Batch, packed: PackedModel | None) -> Batch:
     return replace(batch, n_computed=unpad.n_computed(packed, batch.inputs)) if packed and shaped else batch
 
 
-def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
-    """Return the objective with a model that does not compute padding; unchanged if it has to."""
+def unpadded(objective: Objective, args: TrainingArguments) -> Objective:
+    """Return a model's own loss with the model changed so that it computes no padding; as it is if it has to."""
+    assert isinstance(objective, OwnLoss)
     packed = _without_padding(objective.model, args)
     return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
 
 
 def smoothed(model: nn.Module, collate: Collate, args: TrainingArguments) -> SmoothedLoss:
     """Return the objective of smoothed labels; the model is changed so that it computes batches without padding."""
+    require_whets_loss(model)
     return SmoothedLoss(model, collate, _without_padding(model, args), args.label_smoothing_factor)
 
 

@@ -16,11 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.utils.generic import find_labels
 
 from whet.config.arguments import TrainingArguments
-from whet.config.methods import method_settings
+from whet.config.methods import MethodSettings, method_settings
 from whet.data.padding import Padding
-from whet.engine import own_losses
 from whet.engine.collate import default_collator, pads_only, without_unread
-from whet.engine.routing import require_whets_loss
 from whet.engine.run import device_of
 from whet.errors import ConfigError
 from whet.kernels import allocator
@@ -30,16 +28,12 @@ from whet.methods.seam import Applied
 from whet.models import attention
 from whet.models.adapters import unwrapped
 from whet.models.bad_batch import checked
-from whet.models.experts.layer import layers_of
 from whet.models.family import after_padding
+from whet.models.known import of_classes
 from whet.models.packable import family_of
-from whet.models.proof import prove
 from whet.models.view import ModelView
 from whet.objectives.base import Collate, Objective
 from whet.objectives.choose import choose
-from whet.objectives.own_loss import OwnLoss
-from whet.objectives.packed_head import PackedHead
-from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.precision import formats, policy
 from whet.store import weights
@@ -74,10 +68,13 @@ def prepare(
     formats.require_floating(model)
     formats.raise_to_float32(model)
     collate = _collate(model, args, default_collator(processing_class) if collator is None else collator)
-    if args.attn_implementation in (None, attention.NAME):
+    if args.attn_implementation in (None, attention.NAME) and of_classes(unwrapped(model)) is None:
+        from whet.models.proof import prove
+
         prove.ensure(model)
-    if _smooths(model, args):
-        require_whets_loss(model)
+    if smooths := _smooths(model, args):
+        from whet.engine import own_losses
+
         objective: Objective = own_losses.smoothed(model, collate, args)
     else:
         padding = Padding(args.padding_in_loss, padded_length, pad_token_id(model, processing_class))
@@ -86,15 +83,31 @@ def prepare(
         objective = choose(
             model, custom, default, padding, attn=args.attn_implementation, span_loss=args.span_loss
         )  # fmt: skip
-        objective = own_losses.unpadded(objective, args) if type(objective) is OwnLoss else objective
+    optimized = smooths
+    if objective.is_own_loss and not smooths:
+        from whet.engine import own_losses
+
+        objective = own_losses.unpadded(objective, args)
+        optimized = objective.packed
     if device.type == "cpu":
         allocator.keep_freed_memory()
     _require_packed_for_budget(model, args, objective)
     _require_spans_for_loss(model, args, objective)
-    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
-    _log_methods(model, args, objective, order.apply(ModelView(model), settings))
+    done = order.apply(ModelView(model), settings)
+    if not optimized:  # of which `optimize` has logged what it did
+        _log_batches(model, args, objective, done)
+    for one in done:
+        if one.method != fuse.CARD.name:
+            logger.info("%s", one)
     return Ready(model, objective, policy.build(args, device), collate)
+
+
+def follow_own_switch(model: nn.Module, args: TrainingArguments) -> None:
+    """Let blocks in which transformers' own switch for checkpoints is on be recomputed as a part of their pass."""
+    is_on = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    if is_on and not args.gradient_checkpointing:
+        order.apply(ModelView(model), MethodSettings(checkpointing="theirs"))
 
 
 def pad_token_id(model: nn.Module, processing_class: Any) -> int:
@@ -140,13 +153,17 @@ def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, object
 
 def _require_spans_for_loss(model: nn.Module, args: TrainingArguments, objective: Objective) -> None:
     """Refuse settings of the loss of spans for a model, or a loss, that has nothing to do with them."""
-    if args.padding_in_loss != "none" and isinstance(objective, PackedHead | PaddedNextTokens):
-        raise ConfigError(
-            what=f"padding_in_loss {args.padding_in_loss} would change nothing here",
-            got=type(_base_model(model)).__name__,
-            why="no padding token counts in the loss of this model: that is so in question answering alone",
-            fix="leave --padding_in_loss out",
-        )
+    if args.padding_in_loss != "none":
+        from whet.objectives.packed_head import PackedHead
+        from whet.objectives.padded_tokens import PaddedNextTokens
+
+        if isinstance(objective, PackedHead | PaddedNextTokens):
+            raise ConfigError(
+                what=f"padding_in_loss {args.padding_in_loss} would change nothing here",
+                got=type(_base_model(model)).__name__,
+                why="no padding token counts in the loss of this model: that is so in question answering alone",
+                fix="leave --padding_in_loss out",
+            )
     if args.span_loss == "independent" or isinstance(objective, PackedSpans | PaddedSpans):
         return
     raise ConfigError(
@@ -157,21 +174,15 @@ def _require_spans_for_loss(model: nn.Module, args: TrainingArguments, objective
     )
 
 
-def _log_methods(model: nn.Module, args: TrainingArguments, objective: Objective, done: list[Applied]) -> None:
-    """Log whether batches run packed, and what each method did."""
-    fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
-    _log_batches(model, args, objective, fused)
-    for one in done:
-        if one.method != fuse.CARD.name:
-            logger.info("%s", one)
-
-
-def _log_batches(model: nn.Module, args: TrainingArguments, objective: Objective, fused: str) -> None:
-    """Log whether batches run packed, and why not; `optimize` has logged what it did."""
+def _log_batches(model: nn.Module, args: TrainingArguments, objective: Objective, done: list[Applied]) -> None:
+    """Log whether batches run packed, with which operators, and why not."""
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if isinstance(objective, PackedHead | PackedSpans):
+    if objective.packed:
+        fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
         logger.info("batches run without padding (%s), %s", name, fused)
-    elif type(objective) is PaddedSpans:
+    elif isinstance(objective, PaddedSpans):
+        from whet.engine import own_losses
+
         own_losses.log_padded(model, own_losses.why_padded(model, args) or "its head is not known", args)
 
 
@@ -224,6 +235,8 @@ def draw_new_layers(model: nn.Module, n_blocks: int, seed: int) -> str:
             why="new weights have to be learnt, and a frozen one keeps its random value",
             fix="leave --reinit_layers out, or train these blocks",
         )
+    from whet.models.experts.layer import layers_of
+
     if any(layers_of(module) for module in modules):
         why = "experts begin as copies of pretrained weights, and new ones would know nothing"
         raise _refusal(model, n_blocks, why, "leave --reinit_layers out")

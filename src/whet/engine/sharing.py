@@ -14,30 +14,25 @@ from weakref import WeakSet
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.config import deepspeed
-from whet.config.rules.sharing import stage_of_run
-from whet.dist.zero_engine import ZeroEngine
+from whet.config.rules.sharing import runs_deepspeed, stage_of_run
 from whet.engine.run import Prepared
 from whet.engine.step import Update
 from whet.engine.update import OptimizerUpdate
-from whet.engine.zero import (
-    SHARED,
-    CollectedState,
-    OptimizerShare,
-    ReplicatedWeights,
-    ShardedWeights,
-)
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.models.view import ModelView
-from whet.optim import divisible
 from whet.store.optimizer import names_in, parameters_of
-from whet.store.state import State, Stateful
+from whet.store.state import Stateful
 
 if TYPE_CHECKING:
     from whet.dist.sharded_model import ShardedModel
+    from whet.dist.zero_engine import ZeroEngine
+    from whet.engine.zero import EnginePart, OptimizerShare, ShardedWeights
+
+SHARED = "whet_shared"
+"""Attribute of an optimizer that has a share of a run's state."""
 
 
 class Sharing:
@@ -96,6 +91,9 @@ class Shared(Sharing):
         self._depth = 0
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        from whet.engine.zero import OptimizerShare, ReplicatedWeights
+        from whet.optim import divisible
+
         unit, names, trained = divisible.unit_of(optimizer), names_in(optimizer, model), parameters_of(optimizer)
         if self._stage == 1:
             weights = ReplicatedWeights(self._group, trained, unit)
@@ -145,6 +143,7 @@ class Shared(Sharing):
 
     def _shard(self, model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None) -> ShardedWeights:
         from whet.dist.sharded_model import ShardedModel  # torch's fully_shard takes 0.5 s to import
+        from whet.engine.zero import ShardedWeights
 
         _require_shareable(model, trained, unit, self._stage)
         for module in model.modules():
@@ -188,11 +187,14 @@ class EngineSharing(Sharing):
 
     def __init__(self, sync: Any, config: Callable[[nn.Module], dict[str, Any]]) -> None:
         self._sync, self._config = sync, config
-        self._part: _EnginePart | None = None
+        self._part: EnginePart | None = None
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        from whet.dist.zero_engine import ZeroEngine
+        from whet.engine.zero import EnginePart
+
         _require_by_element(optimizer)
-        part = _EnginePart(model, optimizer)
+        part = EnginePart(model, optimizer)
         states = {one: state for one, state in ((p, optimizer.state.get(p)) for p in part.parameters) if state}
         part.engine = self._sync.engine = ZeroEngine(self._sync.group, model, optimizer, self._config(model), states)
         self._part, self.is_on = part, True
@@ -228,6 +230,8 @@ class EngineSharing(Sharing):
 
 
 def _require_by_element(optimizer: Optimizer) -> None:
+    from whet.optim import divisible
+
     if divisible.unit_of(optimizer) != 1:
         raise ConfigError(
             what="deepspeed does not go with this optimizer",
@@ -237,37 +241,23 @@ def _require_by_element(optimizer: Optimizer) -> None:
         )
 
 
-class _EnginePart(CollectedState):
-    """The optimizer as a part of a checkpoint, with the names and shapes of the complete parameters."""
-
-    engine: ZeroEngine
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._optimizer, self.parameters = optimizer, parameters_of(optimizer)
-        self._names = names_in(optimizer, model)
-        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
-
-    def collect(self) -> State:
-        states = self.engine.state(self.parameters)
-        names, groups = iter(self._names), []
-        for group, size in zip(self._optimizer.param_groups, self._sizes, strict=True):
-            plain = {name: value for name, value in group.items() if name != "params"}
-            groups.append({**plain, "params": [next(names) for _ in range(size)]})
-        found = {name: state for name, state in zip(self._names, states, strict=True) if state}
-        return {"param_groups": groups, "state": found}
-
-
 def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     """Return how the ranks of this run share what it holds, as `zero_stage` says."""
     _require_complete(optimizer)
     args, sync = prepared.args, prepared.sync
-    by_engine = deepspeed.runs(args.deepspeed)
-    stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
+    by_engine, stage = runs_deepspeed(args), stage_of_run(args)
+    if by_engine:
+        from whet.config import deepspeed
+
+        stage = deepspeed.stage_of(args.deepspeed)
     offloads = _offloads(prepared, alone=sync.n_ranks == 1)
     if stage and sync.n_ranks == 1:
         logger.info("ZeRO stage %d: this process is the only rank and keeps everything itself", stage)
     if not stage or sync.n_ranks == 1:
         return Sharing()
+    from whet.config import deepspeed
+    from whet.optim import divisible
+
     divisible.require_known(optimizer)
     _require_own_memory(prepared.model, optimizer, f"zero_stage {stage}")
     if by_engine:
@@ -284,7 +274,11 @@ def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
 def _offloads(prepared: Prepared, *, alone: bool) -> bool:
     """Return whether weights and state wait in the host's memory, by `offload` or by a file for DeepSpeed."""
     args = prepared.args
-    by_file = args.deepspeed is not None and deepspeed.offloads(args.deepspeed)
+    by_file = False
+    if args.deepspeed is not None:
+        from whet.config import deepspeed
+
+        by_file = deepspeed.offloads(args.deepspeed)
     if prepared.device.type == "cpu":  # offload itself is refused there
         if by_file:
             logger.info("the file of DeepSpeed offloads to a cpu: weights and state are in the host's memory already")

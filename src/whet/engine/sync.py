@@ -7,29 +7,31 @@ all or by none. All ranks call each method at the same points of the run.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from whet.config import deepspeed, ranks
+from whet.config import ranks
 from whet.config.arguments import TrainingArguments
-from whet.config.ranks import Place
-from whet.config.rules.sharing import stage_of_run
-from whet.dist import ray_workers
-from whet.dist.gradients import GradientSum, ReduceOptions
-from whet.dist.group import Group, LostRankError, join
-from whet.dist.messages import Check, anything
-from whet.dist.tables import TableSum
-from whet.dist.zero_engine import ZeroEngine
-from whet.engine.zero import ShardedWeights
+from whet.config.ranks import LostRankError, Place
+from whet.config.rules.sharing import runs_deepspeed, stage_of_run
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.store import schema
 from whet.store.save import Ranks
+from whet.store.schema import Check
 from whet.watch import stop
+
+if TYPE_CHECKING:
+    from whet.dist.gradients import GradientSum, ReduceOptions
+    from whet.dist.group import Group
+    from whet.dist.tables import TableSum
+    from whet.dist.zero_engine import ZeroEngine
+    from whet.engine.zero import ShardedWeights
 
 T = TypeVar("T")
 _NAMES = tuple(one.name for one in stop.SIGNALS)
@@ -65,7 +67,7 @@ class Sync(Ranks):
         """Return the sums over the ranks."""
         return list(counts)
 
-    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
+    def in_order(self, own: Sequence[T], valid: Check = schema.anything) -> list[T]:
         """Return the results of all ranks in one order, where rank r has computed number r, r + n_ranks and so on.
 
         They are JSON or arrays, and `valid` holds of each, or the run ends.
@@ -137,8 +139,10 @@ class ManyRanks(Sync):
         self.group, self._options, self._shares_weights = group, options, shares_weights
         self.place: Place = group.place
         self.n_ranks = group.n_ranks
-        self._sums: GradientSum | ShardedWeights | None = None
-        self._tables = TableSum(group, [])
+        self._sums: GradientSum | None = None
+        self._shared: ShardedWeights | None = None
+        """What sums the gradients in place of `_sums` if each rank keeps a part of them, as of the weights."""
+        self._tables: TableSum | None = None
         self._is_last = False
         self._n_checks = 0
         self._known: set[int] = set()
@@ -151,19 +155,22 @@ class ManyRanks(Sync):
         self._weights, self._buffers = list(model.parameters()), list(model.buffers())
         self._known = {id(one) for one in self._weights if one.requires_grad}
         if self._shares_weights:
-            self._sums = None
+            self._sums = self._shared = None
             self.copy_from_first(model)
             return
+        from whet.dist.gradients import GradientSum
+        from whet.dist.tables import TableSum
+
         tables = _tables_of(model)
         self._tables = TableSum(self.group, [getattr(one, GRADIENT) for one in tables])
         self._sums = GradientSum(self.group, model, self._options, [one.weight for one in tables])
 
     def share(self, weights: ShardedWeights) -> None:
         """Let these sum the gradients, of which each rank keeps a part, as of the weights."""
-        self._sums = weights
+        self._shared = weights
 
     def forward(self, work: Callable[[], T]) -> T:
-        return self._sums.compute(work) if isinstance(self._sums, ShardedWeights) else work()
+        return work() if self._shared is None else self._shared.compute(work)
 
     def lost(self, error: RuntimeError) -> LostRankError | None:
         return self.group.lost(error)
@@ -172,23 +179,23 @@ class ManyRanks(Sync):
         self._is_last = is_last
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        if self.engine is None and (not self._is_last or self._sums is None):
-            return loss
         if self.engine is not None:
             return self.engine.watch(loss, is_last=self._is_last)
-        assert self._sums is not None
-        return self._sums.watch(loss)
+        sums = self._shared or self._sums
+        return loss if sums is None or not self._is_last else sums.watch(loss)
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         if self.engine is not None:
             return
-        assert self._sums is not None, "begin comes before the first step"
+        sums = self._shared or self._sums
+        assert sums is not None, "begin comes before the first step"
         others = [one for one in parameters if one.requires_grad and id(one) not in self._known]
-        watched = self._sums.finish(others)
-        self._tables.reduce(1.0 if watched else 1 / self.n_ranks)
+        watched = sums.finish(others)
+        if self._tables is not None:
+            self._tables.reduce(1.0 if watched else 1 / self.n_ranks)
 
     def gradient_norm(self, norm: float) -> float:
-        if isinstance(self._sums, ShardedWeights):
+        if self._shared is not None:
             return math.sqrt(float(self.group.sum_of(torch.tensor([norm], dtype=torch.float64).square())))
         held = norm if math.isfinite(norm) else math.inf
         weight = self._norm_of_a_weight()
@@ -264,7 +271,7 @@ class ManyRanks(Sync):
     def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
         return self.group.gather(value, valid, large=large)
 
-    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
+    def in_order(self, own: Sequence[T], valid: Check = schema.anything) -> list[T]:
         found = self.group.gather(list(own), schema.list_of(valid), large=True)
         longest = max(map(len, found), default=0)
         return [of_rank[n] for n in range(longest) for of_rank in found if n < len(of_rank)]
@@ -298,11 +305,18 @@ def _tables_of(model: nn.Module) -> list[Any]:
 
 def sync_of(args: TrainingArguments) -> Sync:
     """Return how the ranks of this process's run agree; this process joins them unless it has."""
-    if args.device.type == "cpu" and (said := ray_workers.use_cores(ranks.here())):
-        logger.warning("%s", said)
-    group = join(args.ddp_backend, args.ddp_timeout, on_gpu=args.device.type == "cuda")
-    if group is None:
+    if "ray.train" in sys.modules and args.device.type == "cpu":
+        from whet.dist import ray_workers
+
+        if said := ray_workers.use_cores(ranks.here()):
+            logger.warning("%s", said)
+    if ranks.here().n_ranks == 1:
         return Sync()
+    from whet.dist.gradients import ReduceOptions
+    from whet.dist.group import join
+
+    group = join(args.ddp_backend, args.ddp_timeout, on_gpu=args.device.type == "cuda")
+    assert group is not None
     if args.optimizer_in_backward:
         raise ConfigError(
             what="optimizer_in_backward does not go with several ranks",
@@ -313,5 +327,5 @@ def sync_of(args: TrainingArguments) -> Sync:
     options = ReduceOptions(
         comm_hook=args.ddp_comm_hook, bucket_mb=args.ddp_bucket_cap_mb, find_unused=args.ddp_find_unused_parameters
     )
-    shares_weights = stage_of_run(args) > 1 or deepspeed.runs(args.deepspeed)
+    shares_weights = stage_of_run(args) > 1 or runs_deepspeed(args)
     return ManyRanks(group, options, shares_weights=shares_weights)

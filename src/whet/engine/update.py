@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,13 @@ from whet.log import logger
 from whet.models import finite
 from whet.models.view import ModelView
 from whet.optim import registry, schedule
-from whet.optim.in_backward import InBackward
-from whet.optim.optimizers.adamw_packages import make_saveable
 from whet.optim.optimizers.native import NativeAdamW
 from whet.store import schema
 from whet.store.state import State
 from whet.watch.events import Events
+
+if TYPE_CHECKING:
+    from whet.optim.in_backward import InBackward
 
 _MOST_NAMED = 3
 _ROUNDING = 1e-6
@@ -52,7 +53,10 @@ def build_optimizer(
         for group in optimizer.param_groups:  # the rates before the schedule of an earlier run
             group["lr"] = group.pop("initial_lr", group["lr"])
     _require_rates(model, args, optimizer)
-    optimizer = make_saveable(optimizer)
+    if type(optimizer).__module__.startswith("torchao."):
+        from whet.optim.optimizers.adamw_packages import make_saveable
+
+        make_saveable(optimizer)
     return optimizer, schedule.build(optimizer, args, n_steps) if scheduler is None else scheduler
 
 

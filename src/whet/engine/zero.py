@@ -22,14 +22,13 @@ from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
 from whet.errors import ConfigError
 from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.store import schema
-from whet.store.optimizer import OptimizerState
+from whet.store.optimizer import OptimizerState, names_in, parameters_of
 from whet.store.state import State, join, split
 
 if TYPE_CHECKING:
     from whet.dist.sharded_model import ShardedModel
+    from whet.dist.zero_engine import ZeroEngine
 
-SHARED = "whet_shared"
-"""Attribute of an optimizer that has a share of a run's state."""
 _Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], str]]]]
 """Parameter -> its state with references instead of tensors, and shape and dtype of each tensor."""
 
@@ -203,6 +202,26 @@ def _next_to(kept: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _counts(groups: Sequence[Sequence[Any]]) -> str:
     return ", ".join(str(len(group)) for group in groups)
+
+
+class EnginePart(CollectedState):
+    """The optimizer as a part of a checkpoint, with the names and shapes of the complete parameters."""
+
+    engine: ZeroEngine
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._optimizer, self.parameters = optimizer, parameters_of(optimizer)
+        self._names = names_in(optimizer, model)
+        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+
+    def collect(self) -> State:
+        states = self.engine.state(self.parameters)
+        names, groups = iter(self._names), []
+        for group, size in zip(self._optimizer.param_groups, self._sizes, strict=True):
+            plain = {name: value for name, value in group.items() if name != "params"}
+            groups.append({**plain, "params": [next(names) for _ in range(size)]})
+        found = {name: state for name, state in zip(self._names, states, strict=True) if state}
+        return {"param_groups": groups, "state": found}
 
 
 class ReplicatedWeights:

@@ -31,6 +31,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from whet.config.methods import may_use_graphs
+from whet.config.optimizer_names import names
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import NonFiniteError, StorageError
@@ -409,9 +410,9 @@ class Trainer(transformers.Trainer):
         trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
         if not is_own_optimizer(args.optim):
             return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(args, model), trained)
-        if args.optim in registry.ENTRIES:
+        if args.optim in names():
             chosen = registry.entry_for(args.optim, trained)
-            if chosen is not registry.ENTRIES[args.optim] and not is_own_optimizer(chosen.name):
+            if chosen is not registry.entry(args.optim) and not is_own_optimizer(chosen.name):
                 plain = copy.copy(args)
                 plain.optim = chosen.name
                 return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)

@@ -36,6 +36,21 @@ _OF_A_RUN = ("seed", "num_train_epochs", "max_steps")
 """Settings of a demo that its user gives."""
 
 
+def demo_arguments(demo: Any, **own: Any) -> TrainingArguments:
+    """Return the settings of a demo with this folder and seed: those that each one has, and its own."""
+    return TrainingArguments(
+        output_dir=demo.output_dir,
+        seed=demo.seed,
+        overwrite_output_dir=True,
+        do_train=True,
+        do_eval=True,
+        eval_on_start=True,
+        save_strategy="time",
+        save_total_limit=1,
+        **own,
+    )
+
+
 def run_demo(
     task: Task,
     job: Any,

@@ -1,11 +1,13 @@
 """The fields that the commands of all tasks share, with their rules: which model, which data, how it is trained."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from whet.config.aliases import refused
 from whet.config.settings import checked, printable
 from whet.jobs.rules import JOB_RULES
+from whet.jobs.splits import SPLITS
 
 Pooling = Literal["mean", "max"]
 """How the logits of several windows become one."""
@@ -125,3 +127,14 @@ class JobFields:
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, ready for JSON, the token masked."""
         return printable(self)
+
+
+def file_of(job: JobFields, split: str) -> Path | None:
+    """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
+    named = getattr(job, SPLITS[split].file)
+    return None if named is None else Path(named)
+
+
+def limit_of(job: JobFields, split: str) -> int | None:
+    """Return how many of the split's first examples are read; None: all."""
+    return getattr(job, SPLITS[split].limit)

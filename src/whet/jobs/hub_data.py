@@ -1,4 +1,4 @@
-"""Where the rows of a split come from: its file, or a data set of the hub, or a local folder in the hub's layout."""
+"""The rows of a split that come from a data set of the hub, or from a local folder in the hub's layout."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 Taken = TypeVar("Taken")
 _NO_SPLIT = ("Unknown split", "nstruction", "slice")
 """What `datasets` says of a split that the data set does not have, and of parts of one that cannot be or are empty."""
-
-
-def file_of(job: JobFields, split: str) -> Path | None:
-    """Return the file of the split `train`, `validation` or `test`; None if it comes from a data set."""
-    named = getattr(job, SPLITS[split].file)
-    return None if named is None else Path(named)
-
-
-def limit_of(job: JobFields, split: str) -> int | None:
-    """Return how many of the split's first examples are read; None: all."""
-    return getattr(job, SPLITS[split].limit)
 
 
 def hub_examples(job: JobFields, split: str, limit: int | None, take: Callable[[TableRows, BadRows], Taken]) -> Taken:

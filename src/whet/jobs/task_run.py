@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,13 +10,17 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
+from whet.engine.prepare import Ready
+from whet.errors import DataError
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
 from whet.models import adapters
-from whet.models.loading.load import ModelSource
+from whet.models.loading.heads import Head
+from whet.models.loading.load import ModelSource, n_tokens
+from whet.objectives.base import Objective
 from whet.store import find
 from whet.watch import printing, run_log, stop
 
@@ -143,4 +147,49 @@ def source_of(job: JobFields) -> ModelSource:
         cache_dir=job.cache_dir,
         revision=job.model_revision,
         token=job.token,
+    )
+
+
+def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
+    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
+    if not (grows or job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None):
+        return model
+    from whet.jobs.lora.adapt import adapted
+
+    return adapted(model, job, args, head, tokenizer)
+
+
+def require_teacher_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "max_seq_length") -> None:
+    """Raise ConfigError if the teacher that the run names cannot read its rows of up to `length` tokens."""
+    if job.teacher_model is not None:
+        from whet.jobs.teacher import require_reads
+
+        require_reads(job, tokenizer, length, flag=flag)
+
+
+def taught_by(ready: Ready, job: JobFields, head: Head, *, pairs: bool = False) -> Objective:
+    """Return the objective by which a model learns from the teacher that the run names; without one, its own.
+
+    `pairs`: rows hold two texts, which models with token types tell apart.
+    """
+    if job.teacher_model is None:
+        return ready.objective
+    from whet.jobs.teacher import taught
+
+    return taught(ready, job, head, pairs=pairs)
+
+
+def require_several(found: Sequence[str], where: str, column: str | None, *, of: str, kind: str, more: str) -> None:
+    """Raise DataError if all that the data says (`kind`) of its examples or words (`of`) is the same.
+
+    Any model would be right then, and none would learn. `more` is what to add.
+    """
+    if len(found) > 1:
+        return
+    raise DataError(
+        what=f"{where}: all {of} have the same {kind}",
+        got=f"{column}: {found[0]}" if found else f"no {kind}",
+        why=f"the model learns to tell {of} apart by their {kind}s",
+        fix=f"add {more}, or name another column: --label_column_name NAME",
     )

@@ -30,12 +30,10 @@ _HARD_ALONE = ("regression", "multi_label_classification")
 
 
 def require_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "max_seq_length") -> None:
-    """Raise ConfigError if the teacher cannot read the run's rows of up to `length` tokens; without one, do nothing.
+    """Raise ConfigError if the teacher cannot read the run's rows of up to `length` tokens.
 
     Needs its tokenizer and its configuration alone: it is called before anything is tokenised.
     """
-    if job.teacher_model is None:
-        return
     source = _source(job)
     _require_same_words(load_tokenizer(source), tokenizer, job)
     positions = positions_of(load_config(source))
@@ -49,12 +47,10 @@ def require_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "m
 
 
 def taught(ready: Ready, job: JobFields, head: Head, *, pairs: bool = False) -> Objective:
-    """Return the objective by which a model learns from the teacher that the run names; without one, its own.
+    """Return the objective by which a model learns from the teacher that the run names.
 
     `pairs`: rows hold two texts, which models with token types tell apart.
     """
-    if job.teacher_model is None:
-        return ready.objective
     teacher = load_model(_source(job), head, trained=True).to(device_of(ready.model)).eval().requires_grad_(False)
     student = unwrapped(ready.model)
     _require_same_labels(teacher, student, job, head)

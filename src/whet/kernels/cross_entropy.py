@@ -31,30 +31,35 @@ _BLOCK = 4096
 """Entries of the vocabulary whose logits oneDNN computes at a time; it has no way to write to memory that is there."""
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
-    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels are ignored.
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)' + bias (V,).
 
-    With a cap, logits are cap tanh(logits / cap) (Gemma Team 2024, arXiv:2408.00118, section 2).
+    Negative labels are ignored. With a cap, logits are cap tanh(logits / cap) (Gemma Team 2024, arXiv:2408.00118,
+    section 2).
 
     Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
     This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V. Under autocast the
     products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
     """
     if native_for(hidden) is None or native_for(weight) is None:
-        return linear_cross_entropy_reference(hidden, weight, labels, cap)
+        return linear_cross_entropy_reference(hidden, weight, labels, cap, bias)
     assert labels.dtype == torch.int64
     fits = hidden.dim() == 2 and hidden.shape[1] == weight.shape[1] and labels.shape == hidden.shape[:1]
-    if not fits:
-        raise misfit("linear_cross_entropy", hidden, weight, labels)
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        raise misfit("linear_cross_entropy", hidden, weight, labels, bias)
     labels = labels.clamp_min(-1)
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
-    return _LinearCrossEntropy.apply(hidden, weight, labels, _product_format(weight), cap)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, _product_format(weight), cap)
 
 
-def linear_cross_entropy_reference(hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
+def linear_cross_entropy_reference(
+    hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None, bias: Tensor | None = None
+) -> Tensor:
     """Return `linear_cross_entropy` in plain torch, also in float64."""
-    logits = wide(hidden @ weight.T)
+    logits = wide(functional.linear(hidden, weight, bias))
     logits = logits if cap is None else cap * (logits / cap).tanh()
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
@@ -121,21 +126,29 @@ class _RowCrossEntropy(Function):
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype, cap: float | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        dtype: torch.dtype,
+        cap: float | None,
     ) -> Tensor:
-        wanted = ctx.needs_input_grad[:2]
+        wanted = ctx.needs_input_grad[:3]
         losses = torch.empty(hidden.shape[0], dtype=torch.float32)
         dhidden = torch.empty_like(hidden) if wanted[0] else None
         dweight = _gradient_of(weight, len(hidden)) if wanted[1] else None
+        dbias = None if bias is None or not wanted[2] else torch.zeros_like(bias)
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         with torch.autocast("cpu", enabled=False):
             x = hidden.to(dtype)
             w = weight if suits_widened(x, weight) else weight.to(dtype)
+            b = None if bias is None else bias.to(dtype)
             logits = x.new_empty(min(n_rows, len(x)), len(w))
             capped = None if cap is None else torch.empty_like(logits)
             for first in range(0, hidden.shape[0], n_rows):
                 part = slice(first, first + n_rows)
-                found = _product_into(logits[: len(x[part])], x[part], w)
+                found = _product_into(logits[: len(x[part])], x[part], w, b)
                 if cap is not None and capped is not None:
                     torch.mul(found.div_(cap).tanh_(), cap, out=capped[: len(found)])
                 grad = found if capped is None else capped[: len(found)]
@@ -146,14 +159,15 @@ class _LinearCrossEntropy(Function):
                     dhidden[part] = input_gradient(grad, w)
                 if dweight is not None:
                     _add_product(dweight, grad, x[part], first=first == 0)
-        ctx.save_for_backward(dhidden, dweight)
+                if dbias is not None:
+                    dbias += grad.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(dhidden, dweight, dbias)
         return losses.double().sum().float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        dhidden, dweight = (None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors)
-        return dhidden, dweight, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors), None, None, None)
 
 
 def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
@@ -162,15 +176,15 @@ def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
     return grad * factor.to(grad.dtype) if kept else grad.mul_(factor.to(grad.dtype))
 
 
-def _product_into(logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Write x (N, D) @ weight (V, D)' to the logits (N, V) and return them: in the memory of the chunk before."""
+def _product_into(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Write x (N, D) @ weight (V, D)' + bias to the logits (N, V), the memory of the chunk before; return them."""
     if suits_widened(x, weight):
-        return widened_product_into(logits, x, weight)
+        return widened_product_into(logits, x, weight, bias)
     if not by_onednn() or x.dtype != torch.float32:
-        return torch.mm(x, weight.T, out=logits)
+        return torch.mm(x, weight.T, out=logits) if bias is None else torch.addmm(bias, x, weight.T, out=logits)
     for first in range(0, len(weight), _BLOCK):
         block = slice(first, first + _BLOCK)
-        logits[:, block] = product_of(x, weight[block], None)
+        logits[:, block] = product_of(x, weight[block], None if bias is None else bias[block])
     return logits
 
 

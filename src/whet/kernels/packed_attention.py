@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import gpu_attention, graph
+from whet.kernels import graph
 from whet.kernels.attention_spec import AttentionSpec, Bias, Relative, attend_reference
 from whet.kernels.batch_position import Drop, KeyedPosition
 from whet.kernels.dropout import mask_arguments
@@ -50,8 +50,11 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Bias | None = None) ->
 
 def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return what `attend` computes without the native operator: in a GPU's kernels, or by the textbook row by row."""
-    on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
-    return gpu_attention.attend(q, k, v, spec, bias) if on_gpu else attend_reference(q, k, v, spec, bias)
+    if q.device.type == "cpu" or torch.compiler.is_compiling():
+        return attend_reference(q, k, v, spec, bias)
+    from whet.kernels import gpu_attention
+
+    return gpu_attention.attend(q, k, v, spec, bias)
 
 
 def _by_operator(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Bias | None) -> Tensor:

@@ -6,17 +6,18 @@ from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import captured, record
-from whet.models.packed import packed_model
+from whet.models.packed import GRAPHS, packed_model
 from whet.models.view import ModelView
 
 CARD = Card(
-    name=captured.ENTRY,
+    name="cuda graphs",
     asked_by="cuda_graphs",
     does="On a GPU, the encoder's forward and backward passes are recorded and launched as one each.",
     improves="speed",
     same_result="yes",
     hurts="When batches have many different sizes and the run is short: each size is recorded once.",
     source="NVIDIA, CUDA C++ Programming Guide, CUDA Graphs",
+    wanted_by="cuda_graphs",
     page="speed.md#cuda-graphs",
 )
 STAGE = Stage.COMPILATION
@@ -27,14 +28,14 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     packed = packed_model(view.model)
     if not settings.cuda_graphs or packed is None or not captured.have_graphs():
         return None
-    record.keep(packed.module, CARD.name, captured.Passes())
+    record.keep(packed.module, GRAPHS, captured.Passes())
     return Applied(CARD.name, "training passes of one size are launched as one")
 
 
 def restore(view: ModelView) -> None:
     """Launch by launch again."""
     packed = packed_model(view.model)
-    record.take(view.model if packed is None else packed.module, CARD.name)
+    record.take(view.model if packed is None else packed.module, GRAPHS)
 
 
 def cost(view: ModelView, settings: MethodSettings) -> Cost:

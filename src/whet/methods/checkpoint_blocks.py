@@ -43,6 +43,7 @@ CARD = Card(
     same_result="yes",
     hurts="When memory is not what limits you: it only costs time.",
     source="Chen et al. 2016, arXiv:1604.06174; selective: Korthikanti et al. 2022, arXiv:2205.05198",
+    wanted_by="checkpointing",
     page="memory.md#activation-checkpointing",
 )
 STAGE = Stage.RECOMPUTATION
@@ -85,12 +86,13 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     """Make the model recompute activations in backward.
 
     blocks keeps the input of each block. selective keeps the results of matrix products as well, and of attention if
-    the operators are native, and recomputes what lies between them. Losses and gradients stay as they are. Without a
-    policy a packed model follows transformers' own switch in its blocks. Raises ConfigError for a model without blocks.
+    the operators are native, and recomputes what lies between them. Losses and gradients stay as they are. theirs
+    follows transformers' own switch in the blocks of a packed model. Raises ConfigError for a model without blocks.
     """
-    if settings.checkpointing is not None:
+    if settings.checkpointing in ("blocks", "selective"):
         return Applied(CARD.name, _put(view, settings.checkpointing, alone=settings.weights_come_and_go))
-    if (packed := packed_model(view.model)) is not None:
+    packed = packed_model(view.model)
+    if settings.checkpointing == "theirs" and packed is not None:
         _follow(view, packed)
     return None
 
@@ -159,7 +161,7 @@ def cost(view: ModelView, settings: MethodSettings) -> Cost:
 
     blocks: a block is there in full while it is recomputed. selective: at most what it recomputes of one block.
     """
-    if settings.checkpointing is None:
+    if settings.checkpointing in (None, "theirs"):
         return Cost()
     operators = fuse.would_run(view, settings) and settings.compile is None
     without = counting.kept(view, replace(settings, checkpointing=None), operators=operators)

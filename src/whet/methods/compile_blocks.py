@@ -40,6 +40,7 @@ CARD = Card(
     same_result="yes",
     hurts="When the run is short: the first steps wait for the compiler. Packed models on a CPU gain little.",
     source="Ansel et al. 2024, PyTorch 2 (ASPLOS)",
+    wanted_by="compile",
     page="speed.md#compiled-blocks",
 )
 STAGE = Stage.COMPILATION

@@ -24,6 +24,7 @@ CARD = Card(
     same_result="no",
     hurts="When the task is far from what the model was pretrained on: fewer weights adapt.",
     source="Lee, Tang and Lin 2019, arXiv:1911.03090",
+    wanted_by="freeze_layers",
 )
 STAGE = Stage.WEIGHTS
 _MOMENTS_BYTES = 8

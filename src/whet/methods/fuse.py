@@ -16,7 +16,6 @@ from whet.config.methods import MethodSettings
 from whet.kernels import allocator
 from whet.kernels.embedding import RowGradient
 from whet.kernels.library import library
-from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.forwards import bind, instance_forward, is_whets
@@ -35,6 +34,7 @@ CARD = Card(
     same_result="yes",
     hurts="Never so far; WHET_KERNELS=reference turns them off.",
     source="each operator names its own, for example Dao et al. 2022 for attention",
+    wanted_by="operators",
     page="speed.md#native-operators",
 )
 STAGE = Stage.OPERATORS
@@ -165,6 +165,8 @@ def cost(view: ModelView, settings: MethodSettings) -> Cost:
     """Return what the blocks of a packed model keep more, or less, than on torch's operators."""
     if not would_run(view, settings):
         return Cost()
+    from whet.methods import counting
+
     settings = replace(settings, checkpointing=None)
     fused, plain = (counting.kept(view, settings, operators=operators) for operators in (True, False))
     return Cost(

@@ -27,6 +27,8 @@ CARD = Card(
     same_result="yes",
     hurts="Never so far; WHET_KERNELS=reference turns them off.",
     source="Gale et al. 2022, arXiv:2211.15841",
+    wanted_by="operators",
+    needs="_apply_gate",
 )
 STAGE = Stage.OPERATORS
 NAME = "whet_grouped"

@@ -21,6 +21,7 @@ CARD = Card(
     same_result="no",
     hurts="When the last tenth of a point of accuracy counts. Refused on CPUs without VNNI or with fast bf16.",
     source="Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)",
+    wanted_by="precision=int8",
     page="speed.md#int8",
 )
 STAGE = Stage.PRODUCTS

@@ -19,6 +19,7 @@ CARD = Card(
     same_result="yes",
     hurts="Never so far: a head that reads all tokens, and hooks on the last block, turn it off.",
     source="the chain rule: a state that nobody reads has no gradient",
+    wanted_by="last_block=read",
     page="speed.md#the-last-block",
 )
 STAGE = Stage.CALLS

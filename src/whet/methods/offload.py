@@ -26,6 +26,7 @@ CARD = Card(
     same_result="yes",
     hurts="When the copies to the host and back take longer than the computation that hides them.",
     source="torch.autograd.graph.save_on_cpu of PyTorch",
+    wanted_by="offload",
     page="memory.md#activation-checkpointing",
 )
 STAGE = Stage.PLACES

@@ -19,7 +19,6 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
 from whet.errors import ConfigError
-from whet.kernels import gpu_attention
 from whet.kernels.attention_spec import AttentionSpec, window_of
 from whet.kernels.batch_position import Drop, Site, running, running_position
 from whet.kernels.packed_attention import attend as attend_rows
@@ -207,6 +206,8 @@ def use_theirs(model: nn.Module, name: str) -> None:
 
 def require_flash_kernels(device: torch.device) -> None:
     """Raise ConfigError if packed batches find no flash kernels on this device."""
+    from whet.kernels import gpu_attention
+
     if gpu_attention.have(device) != gpu_attention.Have():
         return
     if not torch.cuda.is_available():

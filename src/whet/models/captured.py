@@ -33,8 +33,6 @@ from whet.models.fused.limits import NO_EFFECT
 from whet.models.packed import PackedModel
 from whet.models.standard import is_harmless
 
-ENTRY = "cuda graphs"
-"""The entry in the record of a model whose passes may be captured."""
 _NOT_WITH = ("torch.compile", "offload")
 """Methods that a graph cannot contain, by their names in a model's record."""
 _ASKED = ("output_attentions", "output_hidden_states", "output_router_logits")
@@ -258,6 +256,18 @@ class Passes:
 
     def __reduce__(self) -> Any:
         return Passes, ()
+
+    def encode(self, packed: PackedModel, given: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Return the output of the encoder's call in the running pass, by a graph; None: it runs launch by launch."""
+        if len(given) > 1:
+            return None
+        encoder: Any = packed.module.base_model
+        call = {"input_ids": given[0], **options} if given else dict(options)
+
+        def forward(**call: Any) -> Any:
+            return type(encoder).forward(encoder, **call)
+
+        return self.run(packed, forward, {name: value for name, value in call.items() if _counts(name, value)})
 
     def run(self, packed: PackedModel, forward: Callable[..., Any], call: dict[str, Any]) -> Any:
         """Return the encoder's output for the call, by a graph if there is one or one is made; None if none can be."""
@@ -509,36 +519,6 @@ class _Replayed(Function):
 
 _NO_WEIGHTS = 5
 """Arguments of `_Replayed` before the weights."""
-
-
-def encode(packed: PackedModel, *given: Any, **options: Any) -> Any:
-    """Return the output of the model's encoder in the running pass, by a graph where one serves."""
-    encoder: Any = packed.module.base_model
-    passes: Passes | None = record.read(packed.module, ENTRY)
-    if passes is not None and len(given) <= 1:
-        call = {"input_ids": given[0], **options} if given else dict(options)
-
-        def forward(**call: Any) -> Any:
-            return type(encoder).forward(encoder, **call)
-
-        found = passes.run(packed, forward, {name: value for name, value in call.items() if _counts(name, value)})
-        if found is not None:
-            return found
-    return type(encoder).forward(encoder, *given, **options)
-
-
-@contextmanager
-def standing_in(packed: PackedModel) -> Iterator[None]:
-    """Let a call of the complete model run its encoder by `encode`, if graphs are asked for and nothing else does."""
-    encoder: Any = packed.module.base_model
-    if record.read(packed.module, ENTRY) is None or "forward" in encoder.__dict__ or encoder is packed.module:
-        yield
-        return
-    encoder.forward = lambda *given, **options: encode(packed, *given, **options)
-    try:
-        yield
-    finally:
-        encoder.__dict__.pop("forward", None)
 
 
 def _only_states(out: Any) -> Any:

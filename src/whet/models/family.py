@@ -1,15 +1,19 @@
 """What whet knows of a model family, and whose family a class is; docs/families.md explains how to add one.
 
-`known.py` registers the families. What families are written with asks `owner_of` here, and does not import them.
+Each file of `families/` is a plug-in, imported when a model of its packages comes. What families are written with asks
+`owner_of` here.
 """
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whet import plugins
 from whet.errors import ConfigError
 
 
@@ -163,26 +167,45 @@ class Family:
         return any(cls.__name__ in names and (self.proven or self.owns(cls)) for cls in type(module).__mro__)
 
 
-_REGISTERED: dict[str, Family] = {}
-"""The family of each `model_type`."""
+_FILES = "whet.models.families"
 
 
-def register(family: Family) -> None:
-    """Add a family to those that `owner_of` knows; only files in the path of `models.families` are read."""
-    for model_type in family.model_types:
-        assert model_type not in _REGISTERED, f"two families have the model_type {model_type}"
-        _REGISTERED[model_type] = family
+@cache
+def _modules() -> Mapping[str, str]:
+    """Return which file has the family of each package that defines classes, by its constant `PACKAGES`."""
+    found = plugins.constants(_FILES, "PACKAGES")
+    return {package: module for module, tree in found.items() for package in ast.literal_eval(tree)}
 
 
+@cache
 def registered() -> Mapping[str, Family]:
-    """Return the family of each `model_type`, sorted by it."""
-    return dict(sorted(_REGISTERED.items()))
+    """Return every family by `model_type`, sorted by it; this imports all of them."""
+    families = [family for module in dict.fromkeys(_modules().values()) for family in _families_in(module)]
+    found = {model_type: family for family in families for model_type in family.model_types}
+    n_types = sum(len(family.model_types) for family in families)
+    assert len(found) == n_types, "two families have one model_type"
+    return dict(sorted(found.items()))
+
+
+@cache
+def _families_in(module: str) -> tuple[Family, ...]:
+    file = plugins.load(_FILES, module)
+    odd = {family.package for family in file.FAMILIES} ^ {*file.PACKAGES}
+    assert not odd, f"{module}.py: PACKAGES are not those of its FAMILIES: {odd}"
+    return file.FAMILIES
+
+
+@cache
+def _family_of(module: str) -> Family | None:
+    """Return the family in whose package this module is."""
+    package = next((one for one in _modules() if module == one or module.startswith(f"{one}.")), None)
+    found = () if package is None else _families_in(_modules()[package])
+    return next((family for family in found if family.package == package), None)
 
 
 def owner_of(cls: type) -> Family | None:
     """Return the family in whose package the class is defined."""
-    assert _REGISTERED, "whet.models.known, which registers the families, has not been imported"
-    return next((family for family in _REGISTERED.values() if family.owns(cls)), None)
+    return _family_of(cls.__module__)
 
 
 # A graph need not look through the families. This is torch.compiler.assume_constant_result without the 0.5 s that its

@@ -1,4 +1,4 @@
-"""The one registry of families: it imports every file in `families/`, and says which family a model is of.
+"""Which family a model is of, by the classes of its encoder and its blocks, or by a proof.
 
 Nothing that a family is written with imports this module (`fused/`, `standard.py`, `family.py`).
 """
@@ -7,29 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from whet.models.family import Family, home_of_forward, owner_of, register, registered
+from whet.models.family import Family, home_of_forward, owner_of, registered
 from whet.models.forwards import home_of, instance_forward, is_whets
 
-for _name in sorted(one.name for one in iter_modules([str(Path(__file__).with_name("families"))])):
-    for _family in import_module(f"whet.models.families.{_name}").FAMILIES:
-        register(_family)
 
-
-@cache
 def known() -> Mapping[str, Family]:
-    """Return the family of each `model_type`, sorted by it."""
-    return MappingProxyType(registered())
+    """Return the family of each `model_type`, sorted by it; this imports all of them."""
+    return registered()
 
 
 def names(*, causal: bool | None = False) -> str:
@@ -53,8 +43,8 @@ def of_classes(model: nn.Module) -> Family | None:
     if encoder is None:
         return None
     home = home_of_forward(type(encoder))
-    family = known().get(getattr(getattr(home, "config_class", None), "model_type", ""))
-    if family is None or not family.owns(home):
+    family, model_type = owner_of(home), getattr(getattr(home, "config_class", None), "model_type", "")
+    if family is None or model_type not in family.model_types:
         return None
     return _of_blocks(encoder) or family  # a family may have the forward of another around blocks of its own
 

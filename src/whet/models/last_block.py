@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whet.kernels.batch_position import BatchPosition, Chosen
 from whet.models import record
-from whet.models.experts.layer import layers_of
+from whet.models.experts.settings import settings_of
 from whet.models.family import Family
 from whet.models.forwards import home_of, instance_forward, is_whets
 from whet.models.packed import PackedModel, other_shape
@@ -66,6 +66,10 @@ def read_states(states: Tensor, tokens: Tensor, position: BatchPosition) -> Tens
 
 def _ends_sparse(packed: PackedModel) -> bool:
     """Return whether the last block has experts: their balance is that of all tokens."""
+    if settings_of(getattr(packed.module, "config", None)) is None:
+        return False
+    from whet.models.experts.layer import layers_of
+
     blocks = [module for module in packed.module.modules() if packed.family.is_block(module)]
     return bool(blocks) and bool(layers_of(blocks[-1]))
 

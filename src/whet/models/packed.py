@@ -46,6 +46,8 @@ _CHUNK = "whet_chunk_size"
 """Attribute that keeps a module's chunk_size_feed_forward."""
 _PACKED = "packed"
 """The entry in the record of a model that is prepared."""
+GRAPHS = "cuda graphs"
+"""The entry in the record of a model whose training passes may be launched as one: the graphs of its encoder."""
 _REPLICATE = "_replicate_for_data_parallel"
 """The method that torch.nn.DataParallel copies a module by."""
 
@@ -153,8 +155,28 @@ class PackedModel:
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
         self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
-        with explained(self.module, batch.inputs), self.placement.at(position):
+        with explained(self.module, batch.inputs), self.placement.at(position), self.by_graphs():
             return self.module(**batch.inputs)
+
+    def encode(self, *given: Any, **options: Any) -> Any:
+        """Return the output of the encoder in the running pass, by a graph if the model has graphs and one serves."""
+        encoder: Any = self.module.base_model
+        graphs = record.read(self.module, GRAPHS)
+        found = None if graphs is None else graphs.encode(self, given, options)
+        return type(encoder).forward(encoder, *given, **options) if found is None else found
+
+    @contextmanager
+    def by_graphs(self) -> Iterator[None]:
+        """Let a call of the complete model run its encoder by `encode`, if it has graphs and nothing else runs it."""
+        encoder: Any = self.module.base_model
+        if record.read(self.module, GRAPHS) is None or "forward" in encoder.__dict__ or encoder is self.module:
+            yield
+            return
+        encoder.forward = self.encode
+        try:
+            yield
+        finally:
+            encoder.__dict__.pop("forward", None)
 
 
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:

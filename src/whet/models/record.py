@@ -14,6 +14,11 @@ def keep(module: nn.Module, method: str, state: Any) -> None:
     module.__dict__.setdefault(_NAME, {})[method] = state
 
 
+def names(module: nn.Module) -> set[str]:
+    """Return the methods that keep a state with the module."""
+    return set(module.__dict__.get(_NAME, {}))
+
+
 def read(module: nn.Module, method: str) -> Any:
     """Return the method's state; None if it keeps none."""
     return module.__dict__.get(_NAME, {}).get(method)

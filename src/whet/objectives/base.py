@@ -23,6 +23,8 @@ class Objective(Protocol):
 
     packed: bool
     """Whether batches run without padding."""
+    is_own_loss: bool
+    """Whether the complete model is called with batches that its collator pads, and its own loss is trained."""
 
     @property
     def packed_model(self) -> PackedModel | None:

@@ -6,7 +6,7 @@ The name of a head's class says what BERT's head of that name reads. Others aver
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,13 @@ from whet.models.adapters import passed_on, unwrapped, why_not_inside
 from whet.models.known import verdict_on
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import PackedModel, prepare
-from whet.models.proof.trial import ProofRows, gap, proof_rows, stand_in, untraced
-from whet.objectives import heads, padded_tokens, unpadding
+from whet.objectives import heads
 from whet.objectives.base import Collate, Objective
-from whet.objectives.collated import collated
 from whet.objectives.heads import Reads
-from whet.objectives.next_tokens import PackedNextTokens
-from whet.objectives.own_loss import OwnLoss
-from whet.objectives.packed_head import PackedHead
-from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import PackedSpans, PaddedSpans
+
+if TYPE_CHECKING:
+    from whet.models.proof.trial import ProofRows
 
 _UNDERSTOOD = frozenset(
     {
@@ -70,6 +67,8 @@ def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: froze
     more = (read_by(base) or frozenset()) - _UNDERSTOOD if reads == "spans" else None
     if more:
         return f"its head may read {', '.join(sorted(more))}, which packed rows do not have"
+    from whet.models.proof.trial import gap, proof_rows, stand_in, untraced
+
     try:
         with untraced():
             copied, weights = stand_in(base)
@@ -92,6 +91,10 @@ def _run_packed(packed: PackedModel, rows: ProofRows, reads: str, columns: froze
     if reads == "spans":
         batch = pack(rows.store, first_slot=0, position_offset=packed.position_offset, unnumbered=packed.unnumbered)
         return PackedSpans(packed, columns).forward(batch, seed=0, step=0)
+    from whet.objectives import unpadding
+    from whet.objectives.collated import collated
+    from whet.objectives.packed_head import PackedHead
+
     head = PackedHead(packed.module, packed, _stacked, "tokens" if reads == "tokens" else "first tokens", columns)
     batch: Batch = collated(lambda _: _shaped(packed.module, rows.padded()), [{}] * len(rows.store), 0, ())
     return head.forward(unpadding.without_padding(batch, causal=False), seed=0, step=0)
@@ -167,16 +170,30 @@ def choose(
         attention.use_theirs(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
         raise attention.not_known(model)
-    if packed is not None:
-        if next_tokens:
-            return PackedNextTokens(model, packed, collate or default_collate, read)
-        if reads is not None:
-            return PackedHead(model, packed, collate or default_collate, reads, read)
+    if spans and packed is not None:
         return PackedSpans(packed, read, padding, span_loss)
     if spans:
         return PaddedSpans(model, default_collate, padding, span_loss)
-    own = PaddedNextTokens if padded_tokens.takes(model) else OwnLoss
-    return own(model, collate or default_collate)
+    return _own_loss(model, packed, collate or default_collate, reads, read)
+
+
+def _own_loss(
+    model: nn.Module, packed: PackedModel | None, collate: Collate, reads: Reads | None, columns: frozenset[str]
+) -> Objective:
+    """Return the objective of a model that learns by its own loss."""
+    if packed is None:
+        from whet.objectives import own_loss, padded_tokens
+
+        own = padded_tokens.PaddedNextTokens if padded_tokens.takes(model) else own_loss.OwnLoss
+        return own(model, collate)
+    if predicts_next_tokens(model):
+        from whet.objectives.next_tokens import PackedNextTokens
+
+        return PackedNextTokens(model, packed, collate, columns)
+    from whet.objectives.packed_head import PackedHead
+
+    assert reads is not None
+    return PackedHead(model, packed, collate, reads, columns)
 
 
 def _token_columns(model: nn.Module) -> frozenset[str]:

@@ -64,6 +64,8 @@ class Distillation:
 class Distilled:
     """Any objective with logits for rows, tokens or spans, mixed with the agreement with a teacher."""
 
+    is_own_loss = False
+
     def __init__(self, plain: Objective, student: nn.Module, teacher: Objective, how: Distillation) -> None:
         self.plain, self._student, self._teacher, self._how = plain, student, teacher, how
 

@@ -51,7 +51,8 @@ def restore(model: nn.Module) -> None:
 def _head(self: Any, states: Tensor) -> Tensor:
     """Stand in for the forward of a linear layer (..., D) -> (..., V): lazy if the result is larger than a chunk."""
     size = states.numel() // states.shape[-1] if states.dim() == 3 and states.numel() else 0
-    lazy = size > chunk_rows(self.weight) and type(states) is Tensor and states.dtype == self.weight.dtype
+    same = states.dtype == self.weight.dtype or torch.is_autocast_enabled(states.device.type)  # which casts both
+    lazy = size > chunk_rows(self.weight) and type(states) is Tensor and same
     if not lazy or is_followed() or standard.why_odd(self) is not None:
         return nn.functional.linear(states, self.weight, self.bias)
     return LazyLogits.of(states, self.weight, self.bias)
@@ -64,24 +65,21 @@ class Source:
         self.states, self.weight, self.bias = states, weight, bias
         self.loss_is_computed = False
         self._has_grad, device = torch.is_grad_enabled(), states.device.type
-        self._autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        self.autocast = partial(torch.autocast, device, dtype, enabled)
+        """The context that the product was to be computed in."""
+        self.dtype = dtype if enabled else states.dtype
+        """What the logits are in."""
         self._origin = Origin((states, weight, bias))
         self._logits: Tensor | None = None
         self._written = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the logits are in."""
-        enabled, dtype = self._autocast
-        return dtype if enabled else self.states.dtype
 
     def logits(self) -> Tensor:
         """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once."""
         if self._logits is None:
             if self.is_stale:
                 raise _too_late()
-            enabled, dtype = self._autocast
-            with torch.set_grad_enabled(self._has_grad), torch.autocast(self.states.device.type, dtype, enabled):
+            with torch.set_grad_enabled(self._has_grad), self.autocast():
                 self._logits = nn.functional.linear(self.states, self.weight, self.bias)
             self._written = version_of(self._logits)
         return self._logits
@@ -99,12 +97,13 @@ class Source:
     def loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
         """Return the summed cross entropy () fp32 of the labels (M,) for the states (M, D)."""
         self.loss_is_computed = True
-        enabled, dtype = self._autocast
-        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        with torch.autocast(states.device.type, dtype, enabled):
-            if self.bias is None and native_for(weight) is not None and native_for(states) is not None:
-                return linear_cross_entropy(states, weight, labels, cap)
-            head = partial(nn.functional.linear, weight=weight, bias=self.bias)
+        weight, bias = self.weight, self.bias
+        if not torch.is_grad_enabled():
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        with self.autocast():
+            if native_for(weight) is not None and native_for(states) is not None:
+                return linear_cross_entropy(states, weight, labels, cap, bias)
+            head = partial(nn.functional.linear, weight=weight, bias=bias)
             return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
 
 
@@ -159,10 +158,10 @@ class _Lazy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, dtype: Any, steps: Any
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, dtype: Any, steps: Any, product: Any
     ) -> Tensor:
         ctx.save_for_backward(states, weight, bias)
-        ctx.steps = steps
+        ctx.steps, ctx.product = steps, product
         return Tensor._make_wrapper_subclass(LazyLogits, torch.Size(shape), dtype=dtype, device=states.device)  # pyright: ignore
 
     @staticmethod
@@ -170,12 +169,12 @@ class _Lazy(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         given: list[Any] = [None if one is None else one.detach() for one in ctx.saved_tensors]
         wanted = [one.requires_grad_() for one, asked in zip(given, ctx.needs_input_grad, strict=False) if asked]
-        with torch.enable_grad():
+        with torch.enable_grad(), ctx.product():
             found = nn.functional.linear(*given)
             for function, arguments, options in ctx.steps:
                 found = function(found, *arguments, **options)
         made = iter(torch.autograd.grad(found, wanted, grads[0].to(found.dtype)))
-        return (*(next(made) if asked else None for asked in ctx.needs_input_grad[:3]), None, None, None)
+        return (*(next(made) if asked else None for asked in ctx.needs_input_grad[:3]), None, None, None, None)
 
 
 def _lazy(
@@ -186,7 +185,7 @@ def _lazy(
     steps: tuple[Step, ...],
     cap: tuple[str, float] | None,
 ) -> LazyLogits:
-    found: Any = _Lazy.apply(source.states, source.weight, source.bias, tuple(shape), dtype, steps)
+    found: Any = _Lazy.apply(source.states, source.weight, source.bias, tuple(shape), dtype, steps, source.autocast)
     found._source, found._states, found._steps, found._cap = source, states, steps, cap
     found._has_grad, found._value = torch.is_grad_enabled(), None
     return found

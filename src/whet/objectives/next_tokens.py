@@ -13,7 +13,6 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.operator import native_for
-from whet.models import captured
 from whet.models.bad_batch import explained
 from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel, other_shape
@@ -57,7 +56,7 @@ class PackedNextTokens(PackedHead):
         self._packed.hooks.look(encoder)
         routers = {"output_router_logits": True} if router_loss.is_asked_for(self._packed.module) else {}
         with explained(self.model, batch.inputs), self._packed.placement.at(position):
-            with captured.standing_in(self._packed):
+            with self._packed.by_graphs():
                 out = encoder(**columns, use_cache=False, return_dict=True, **routers)
             if not position.is_of(*out.last_hidden_state.shape[:2]):
                 raise other_shape(out.last_hidden_state, len(position.slots))
@@ -135,9 +134,8 @@ def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = Non
 
     A head that is not a plain linear layer is called; backward calls it again.
     """
-    plain = why_called(head, nn.Linear) is None and head.bias is None
-    if plain and native_for(head.weight) is not None:
-        return linear_cross_entropy(states, head.weight, targets, cap)
+    if why_called(head, nn.Linear) is None and native_for(head.weight) is not None:
+        return linear_cross_entropy(states, head.weight, targets, cap, head.bias)
     return chunked_loss_sum(states, targets, head, cap, chunk_rows(head.weight))
 
 

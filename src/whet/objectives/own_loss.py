@@ -26,6 +26,7 @@ class OwnLoss:
     """Any module that returns its own mean loss, on batches that a collator pads."""
 
     packed = False
+    is_own_loss = True
     packed_model: PackedModel | None = None
     padding = NO_PADDING
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from whet.data import sequences
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
-from whet.models import attention, captured, last_block
+from whet.models import attention, last_block
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, position_of
 from whet.objectives import heads, unpadding
@@ -34,6 +35,9 @@ class PackedHead(OwnLoss):
     """
 
     packed = True
+    is_own_loss = False
+    facts_of_data: Mapping[str, str] = MappingProxyType({"padding": "not computed"})
+    """Kept in checkpoints: a padded run takes its dropout masks from torch's generator."""
 
     def __init__(
         self, model: nn.Module, packed: PackedModel, collate: Collate, reads: Reads, columns: frozenset[str]
@@ -134,7 +138,7 @@ class PackedHead(OwnLoss):
         self._packed.hooks.look(encoder)
         position = last_block.narrowed(self._packed, position, places)
         with self._packed.placement.at(position):
-            out = captured.encode(self._packed, **columns, **flags | {"return_dict": True})
+            out = self._packed.encode(**columns, **flags | {"return_dict": True})
         states = last_block.read_states(out.last_hidden_state, places, position)
         first = self._reads == "first tokens"
         out.last_hidden_state = states[:, None] if first else states[None]

@@ -28,6 +28,8 @@ class PaddedNextTokens(OwnLoss):
     Gemma 2 needs it, whose attention caps its scores, and any decoder with transformers' eager or SDPA attention.
     """
 
+    is_own_loss = False
+
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         super().__init__(model, collate)
         self.needs_logits = True

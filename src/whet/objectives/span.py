@@ -19,7 +19,6 @@ from whet.data.padding import NO_PADDING, Padding
 from whet.data.store import RowStore
 from whet.errors import DataError
 from whet.kernels.cross_entropy import row_cross_entropy, to_rows
-from whet.models import captured
 from whet.models.packed import PackedModel, other_shape
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, real_places, run_seeded, widened
@@ -53,6 +52,7 @@ class SpanObjective(ABC):
     The softmax runs over the row's own tokens and, as in transformers' heads, over its padding if `padding` counts any.
     """
 
+    is_own_loss = False
     padding: Padding
     kind: SpanLoss
     """independent: half the sum of both cross entropies. compound: half the sum of these and of the joint one."""
@@ -133,8 +133,7 @@ class PackedSpans(SpanObjective):
         )
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
-        with captured.standing_in(self.model):
-            output: Any = self.model(batch, seed=seed, step=step)
+        output: Any = self.model(batch, seed=seed, step=step)
         if output.start_logits.shape != (1, batch.n_computed):
             raise other_shape(output.start_logits, batch.n_computed)
         return output

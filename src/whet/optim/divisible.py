@@ -5,13 +5,15 @@ One that reads all tensors, such as Prodigy with its common step size, cannot wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
-from whet.optim.registry import ENTRIES
+from whet.optim import registry
+from whet.optim.entry import Entry
 
 READS = "whet_reads"
 """Attribute by which an optimizer of others says what its updates read: "element" or "tensor"."""
@@ -22,8 +24,6 @@ _READY_MADE: Mapping[type[Optimizer], str] = {
          torch.optim.Rprop, torch.optim.Adafactor, torch.optim.Muon), "tensor"),
 }  # fmt: skip
 """Classes of torch that no row of the registry has."""
-_BY_CLASS = {**_READY_MADE, **{entry.kind: entry.reads for entry in ENTRIES.values() if entry.kind is not None}}
-_BLOCKS = {entry.kind: entry.block for entry in ENTRIES.values() if entry.block is not None}
 _BY_TENSOR_ELSEWHERE = (
     ("bitsandbytes.optim.", ""), ("torchao.optim.adam", ""), ("apex.optimizers.fused_adam", "FusedAdam"),
     ("transformers.optimization", "Adafactor"),
@@ -33,7 +33,16 @@ _BY_TENSOR_ELSEWHERE = (
 
 def unit_of(optimizer: Optimizer) -> int | None:
     """Return how many elements must stay together when a tensor is cut; None: all of them."""
-    return 1 if _reads(optimizer) == "element" else _BLOCKS.get(type(optimizer))
+    if _reads(optimizer) == "element":
+        return 1
+    return next((one.block for one in _entries_of(type(optimizer)) if one.block is not None), None)
+
+
+def _entries_of(kind: type[Optimizer]) -> list[Entry]:
+    """Return the rows of the registry for this class: those of its file, or of all files for a class of torch."""
+    home = kind.__module__
+    own: Iterable[Entry] = getattr(sys.modules.get(home), "OPTIMIZERS", ()) if home.startswith("whet.") else ()
+    return [one for one in (registry.entries() if home.startswith("torch.") else own) if one.kind is kind]
 
 
 def require_known(optimizer: Optimizer) -> None:
@@ -54,8 +63,8 @@ def require_known(optimizer: Optimizer) -> None:
 def _reads(optimizer: Optimizer) -> str | None:
     """Return "element" or "tensor"; None: nobody has said."""
     kind = type(optimizer)
-    if kind in _BY_CLASS:
-        return _BY_CLASS[kind]
+    if (known := next((one.reads for one in _entries_of(kind)), _READY_MADE.get(kind))) is not None:
+        return known
     if any(kind.__module__.startswith(m) and name in ("", kind.__name__) for m, name in _BY_TENSOR_ELSEWHERE):
         return "tensor"
     says = getattr(optimizer, READS, None)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from math import prod
-from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet import plugins
 from whet.card import Card
 from whet.config.arguments import TrainingArguments
-from whet.config.optimizer_names import missing_package, names, options, plugged_in
+from whet.config.optimizer_names import PACKAGE, missing_package, module_of, names, options, plugged_in, rows
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.optim.entry import Entry, Options, Request, Shapes, adam_settings, bytes_of, native_can_update
@@ -32,15 +30,16 @@ CARD = Card(
 )
 
 
-def _entries() -> dict[str, Entry]:
-    folder = Path(__file__).with_name("optimizers")
-    modules = [import_module(f"{__package__}.{folder.name}.{one.name}") for one in iter_modules([str(folder)])]
-    found: dict[str, Entry] = {entry.name: entry for module in modules for entry in module.OPTIMIZERS}
-    return {name: found[row.name] for name, row in names().items()}
+def entry(name: str) -> Entry:
+    """Return the optimizer of this name or alias; its file alone is imported."""
+    own = names()[name].name
+    found: tuple[Entry, ...] = plugins.load(PACKAGE, module_of(own)).OPTIMIZERS
+    return next(one for one in found if one.name == own)
 
 
-ENTRIES: Mapping[str, Entry] = _entries()
-"""The optimizer of each name, aliases among them."""
+def entries() -> list[Entry]:
+    """Return every optimizer, in the order of the help text."""
+    return [entry(row.name) for row in rows()]
 
 
 def build(model: nn.Module, args: TrainingArguments, rates: Mapping[int, float] | None = None) -> Optimizer:
@@ -58,7 +57,7 @@ def build(model: nn.Module, args: TrainingArguments, rates: Mapping[int, float] 
     if problem := missing_package(args.optim):
         raise ConfigError.of([problem])
     try:
-        if args.optim not in ENTRIES:
+        if args.optim not in names():
             return plugged_in()[args.optim].load()(model, args, dict(request.options))
         return _build(request)
     except WhetError:
@@ -74,45 +73,45 @@ def build(model: nn.Module, args: TrainingArguments, rates: Mapping[int, float] 
 
 def _build(request: Request) -> Optimizer:
     optim = request.args.optim
-    entry = entry_for(optim, request.parameters)
-    if remark := entry.aliases.get(optim):
+    found = entry_for(optim, request.parameters)
+    if remark := found.aliases.get(optim):
         logger.info("optim %s: %s", optim, remark)
-    if entry.on_cpu:
-        _require_cpu(entry, request.parameters)
-    if entry.build is not None:
-        return entry.build(request)
-    kind: Any = entry.kind
-    return kind(request.groups, **_settings(entry, request.args), **request.options)
+    if found.on_cpu:
+        _require_cpu(found, request.parameters)
+    if found.build is not None:
+        return found.build(request)
+    kind: Any = found.kind
+    return kind(request.groups, **_settings(found, request.args), **request.options)
 
 
-def _settings(entry: Entry, args: Any) -> dict[str, Any]:
+def _settings(chosen: Entry, args: Any) -> dict[str, Any]:
     """Return the learning rate, and the betas and the epsilon if it reads them."""
-    read = {"lr": True, "betas": entry.betas, "eps": entry.epsilon}
+    read = {"lr": True, "betas": chosen.betas, "eps": chosen.epsilon}
     return {name: value for name, value in adam_settings(args).items() if read[name]}
 
 
 def entry_for(optim: str, parameters: Iterable[Tensor]) -> Entry:
     """Return the optimizer of this name, for these parameters: `auto` stands for another one."""
-    entry = ENTRIES[optim]
-    return entry if entry.stands_for is None else ENTRIES[entry.stands_for(parameters)]
+    found = entry(optim)
+    return found if found.stands_for is None else entry(found.stands_for(parameters))
 
 
 def class_for(args: Any, parameters: Iterable[Tensor]) -> tuple[type[Optimizer], dict[str, Any]] | None:
     """Return a class and its settings, for a Trainer that makes the groups; None if the optimizer has to be built."""
-    entry = entry_for(args.optim, parameters)
-    if entry.kind is None or entry.build is not None:
+    found = entry_for(args.optim, parameters)
+    if found.kind is None or found.build is not None:
         return None
-    return entry.kind, {**_settings(entry, args), **options(args.optim, args.optim_args)}
+    return found.kind, {**_settings(found, args), **options(args.optim, args.optim_args)}
 
 
-def _require_cpu(entry: Entry, parameters: Iterable[Tensor]) -> None:
+def _require_cpu(chosen: Entry, parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         if not native_can_update(parameter):
             raise ConfigError(
-                what=f"{entry.name} cannot update these parameters",
+                what=f"{chosen.name} cannot update these parameters",
                 got=f"{parameter.dtype} on {parameter.device}",
                 why="its operator works on the CPU, with 32-bit or 16-bit dtypes",
-                fix=f"use --optim {entry.instead}",
+                fix=f"use --optim {chosen.instead}",
             )
 
 
@@ -121,13 +120,13 @@ def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype
 
     Nothing is allocated. Muon takes every matrix: pass embedding tables as vectors.
     """
-    return _state_bytes(ENTRIES[optim], shapes, options(optim, optim_args), dtype.itemsize)
+    return _state_bytes(entry(optim), shapes, options(optim, optim_args), dtype.itemsize)
 
 
-def _state_bytes(entry: Entry, shapes: Shapes, given: Options, itemsize: int) -> int:
-    if entry.state_bytes is not None:
-        return entry.state_bytes(shapes, given, itemsize)
-    return bytes_of(shapes, itemsize, moments=entry.moments, scalars=entry.scalars)
+def _state_bytes(chosen: Entry, shapes: Shapes, given: Options, itemsize: int) -> int:
+    if chosen.state_bytes is not None:
+        return chosen.state_bytes(shapes, given, itemsize)
+    return bytes_of(shapes, itemsize, moments=chosen.moments, scalars=chosen.scalars)
 
 
 def model_state_bytes(model: nn.Module, args: TrainingArguments, kept: Mapping[int, int] | None = None) -> int | None:
@@ -135,16 +134,16 @@ def model_state_bytes(model: nn.Module, args: TrainingArguments, kept: Mapping[i
 
     `kept`: how many rows of each parameter count, by its id; None: all.
     """
-    if args.optim not in ENTRIES:
+    if args.optim not in names():
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    entry, given = entry_for(args.optim, trained), options(args.optim, args.optim_args)
-    matrices = {id(parameter) for parameter in trained} if entry.matrices is None else entry.matrices(model)
+    chosen, given = entry_for(args.optim, trained), options(args.optim, args.optim_args)
+    matrices = {id(parameter) for parameter in trained} if chosen.matrices is None else chosen.matrices(model)
     total = 0
     for dtype in {parameter.dtype for parameter in trained}:
         ours = {id(one): _shape(one, kept) for one in trained if one.dtype == dtype}
         shapes = [shape if one in matrices else (prod(shape),) for one, shape in ours.items() if prod(shape)]
-        total += _state_bytes(entry, shapes, given, dtype.itemsize)
+        total += _state_bytes(chosen, shapes, given, dtype.itemsize)
     return total
 
 

@@ -14,9 +14,9 @@ from whet.config.fields import PaddingInLoss
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
-from whet.models import captured, record
+from whet.models import record
 from whet.models.fused.layers import PlacedDropout
-from whet.models.packed import packed_model
+from whet.models.packed import GRAPHS, packed_model
 from whet.own_loop import curated, locate
 
 _PADDING: dict[PaddingInLoss, str] = {
@@ -98,5 +98,5 @@ def _changes(model: nn.Module) -> Changes | None:
         dtype=unpad.dtype_of(packed.module),
         padding=unpad.padding_of(packed.module),
         called={} if fused is None else fuse.called(packed),
-        graphs=record.read(packed.module, captured.ENTRY) is not None,
+        graphs=record.read(packed.module, GRAPHS) is not None,
     )

@@ -116,7 +116,7 @@ def _change(
         raise _no_family(model)
     settings = MethodSettings(
         operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block, pooled=encoder.pooled,
-        cuda_graphs=cuda_graphs,
+        cuda_graphs=cuda_graphs and torch.cuda.is_available(), checkpointing="theirs",
     )  # fmt: skip
     order.apply(ModelView(model), settings)
 

@@ -5,7 +5,6 @@ import torch
 from whet.config import environment
 from whet.errors import ConfigError, Problem
 from whet.hardware import cpu
-from whet.kernels.int8 import has_vnni
 from whet.kernels.library import choice, library
 from whet.kernels.matrix import is_widened
 
@@ -122,6 +121,8 @@ def _no_int8(device: torch.device) -> Problem | None:
             why="torch quantises and scales in separate passes, which cost more than 8 bits gain",
             fix=f"run: python -m whet.kernels.build; or {INSTEAD_OF_INT8}",
         )
+    from whet.kernels.int8 import has_vnni
+
     if not has_vnni():
         return Problem(
             what="int8 is asked for, and this processor has no fast products of 8 bits",

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,12 @@ from torch.amp import GradScaler
 
 from whet.card import Card
 from whet.config.arguments import TrainingArguments
-from whet.kernels import int8 as product_int8
 from whet.kernels import linear as product
 from whet.log import logger
 from whet.precision import device as devices
+
+if TYPE_CHECKING:
+    from whet.kernels.int8 import Step
 
 CARD = Card(
     name="half precision",
@@ -93,11 +95,13 @@ class Int8(Precision):
     name = "int8"
 
     def __init__(self) -> None:
-        self._step: product_int8.Step | None = None
+        self._step: Step | None = None
         self._backward = devices.int8_backward_too()
 
     def begin(self, seed: int, step: int) -> None:
-        self._step = product_int8.Step(seed, step, backward=self._backward)
+        from whet.kernels.int8 import Step
+
+        self._step = Step(seed, step, backward=self._backward)
 
     def forward(self) -> AbstractContextManager[object]:
         return self._running() if torch.is_grad_enabled() else nullcontext()

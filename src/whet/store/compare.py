@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from whet.config import deepspeed
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place, here
 from whet.config.rules.schedule import BY_METRIC
@@ -32,7 +31,6 @@ from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.log import logger
 from whet.models import adapters
-from whet.objectives.packed_head import PackedHead
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
 from whet.optional import is_from
@@ -257,9 +255,7 @@ def identity_of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any
     padding = run.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
-    # A padded run takes its dropout masks from torch's generator.
-    if isinstance(getattr(run.objective, "plain", run.objective), PackedHead):
-        facts["data"]["padding"] = "not computed"
+    facts["data"] |= getattr(getattr(run.objective, "plain", run.objective), "facts_of_data", {})
     if (under := frozen_under_adapters(run.model)) is not None:
         facts["model"][UNDER_ADAPTERS] = under
     if (loss := getattr(run.objective, "identity", None)) is not None:
@@ -440,6 +436,10 @@ def with_step_of(folder: Path, args: TrainingArguments, n_ranks: int) -> Trainin
 
 def _require_auto(args: TrainingArguments, sizes: Mapping[str, int], got: str) -> None:
     """Refuse sizes that the configuration of DeepSpeed says itself if other ranks need others."""
+    if args.deepspeed is None:
+        return
+    from whet.config import deepspeed
+
     fixed = {key: size for key, (name, size) in deepspeed.fixed_sizes(args.deepspeed).items() if size != sizes[name]}
     if not fixed:
         return

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whet.config.ranks import ALONE, Place
-from whet.dist import messages
-from whet.dist.group import LostRankError
+from whet.config.ranks import ALONE, LostRankError, Place
 from whet.errors import StorageError, WhetError
 from whet.log import logger
 from whet.models import finite
@@ -33,11 +31,11 @@ class Ranks:
     n_ranks = 1
     place: Place = ALONE
 
-    def of_first(self, value: T, valid: messages.Check) -> T:
+    def of_first(self, value: T, valid: schema.Check) -> T:
         """Return the value of rank 0: JSON or arrays of which `valid` holds, or the run ends."""
         return value
 
-    def gather(self, value: T, valid: messages.Check, *, large: bool = False) -> list[T]:
+    def gather(self, value: T, valid: schema.Check, *, large: bool = False) -> list[T]:
         """Return the values of all ranks: JSON or arrays of which `valid` holds, or the run ends."""
         return [value]
 
@@ -315,6 +313,10 @@ class Saver:
 
     def _of_first(self, error: StorageError | None) -> StorageError | None:
         """Return the error of rank 0, on every rank."""
+        if self.sync.n_ranks == 1:
+            return error
+        from whet.dist import messages
+
         own = None if error is None else messages.error_facts(error)
         of_first = self.sync.of_first(own, schema.optional(messages.is_error))
         if error is not None or of_first is None:

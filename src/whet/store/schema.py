@@ -22,6 +22,11 @@ _MOST_OF = {
 """Settings of an optimizer by torch's names, none of them negative -> the largest value that a run writes."""
 
 
+def anything(_: Any) -> bool:
+    """Return True: for values of a user, whose form is theirs."""
+    return True
+
+
 def count(value: Any) -> bool:
     """Return whether this is a count: an integer that is not negative."""
     return type(value) is int and 0 <= value < MOST

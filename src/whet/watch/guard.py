@@ -19,7 +19,7 @@ from whet.hardware import memory
 from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.models import adapters
-from whet.models.experts.layer import layers_of
+from whet.models.experts.settings import settings_of
 from whet.store import schema
 from whet.store.save import Ranks
 from whet.store.state import State
@@ -273,6 +273,10 @@ def _required(model: nn.Module) -> set[str]:
     names = [name for name, _ in model.named_parameters()]
     if adapters.names_of(model):
         return set(names)
+    if settings_of(config) is None:
+        return set()
+    from whet.models.experts.layer import layers_of
+
     inside = tuple(f"{name}." for name, _ in layers_of(model))
     return {name for name in names if name.startswith(inside)}
 

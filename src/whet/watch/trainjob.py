@@ -19,10 +19,11 @@ from urllib.request import Request, urlopen
 
 from transformers import TrainerCallback
 
+from whet.config.environment import TRAINJOB
 from whet.log import logger
 
-_URL, _CA, _TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-"""Variables of the controller: an address, and the files with its certificate and our token."""
+_CA, _TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("CA_CERT", "TOKEN"))
+"""Variables of the controller: the files with its certificate and our token."""
 _OFF = "DISABLE_KUBEFLOW_INTEGRATION"
 _EVERY_S = 5.0
 _ANSWER_S = 5.0
@@ -32,11 +33,13 @@ _END_S = 10.0
 
 def build() -> list[TrainerCallback]:
     """Return the callback, or nothing outside of a TrainJob that takes a status."""
-    url = os.environ.get(_URL, "")
+    url = os.environ.get(TRAINJOB, "")
     if not url or os.environ.get(_OFF, "").upper() == "TRUE":
         return []
     if not url.startswith("https://"):
-        logger.warning("%s is not an address with https: no progress is posted, as the token would be readable", _URL)
+        logger.warning(
+            "%s is not an address with https: no progress is posted, as the token would be readable", TRAINJOB
+        )
         return []
     return [TrainJobStatus(url)]
 

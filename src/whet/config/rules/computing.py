@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.config.fields import TrainingFields
-from whet.config.method_names import asked_by, names_to_ask_for
+from whet.config.method_names import method_files, names_to_ask_for
 from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, only_with
 from whet.errors import Problem
 
@@ -153,7 +153,7 @@ def methods_are_known(args: TrainingFields) -> Problem | None:
     strange = [name for name in args.methods if name not in names_to_ask_for()]
     if not strange:
         return None
-    reasons = [_why(name, asked_by()[name]) for name in strange if name in asked_by()]
+    reasons = [_why(name, method_files()[name].asked_by) for name in strange if name in method_files()]
     return Problem(
         what="methods names what cannot be asked for by name",
         got=", ".join(strange),

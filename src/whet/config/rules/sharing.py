@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from whet.config import deepspeed
 from whet.config.fields import TrainingFields
 from whet.config.optimizer_names import by_element
 from whet.config.rules.ranges import Rule, broken_if
@@ -32,9 +31,20 @@ def stage_of_run(args: TrainingFields) -> int:
     if args.zero_stage is not None:
         return args.zero_stage
     meant = stage_of(args.fsdp) or 0
-    if meant or args.deepspeed is None or deepspeed.runs(args.deepspeed):
+    if meant or args.deepspeed is None or runs_deepspeed(args):
         return meant
+    from whet.config import deepspeed
+
     return deepspeed.stage_of(args.deepspeed)
+
+
+def runs_deepspeed(args: TrainingFields) -> bool:
+    """Return whether DeepSpeed's engine carries out the run; its configuration is read for runs that name one alone."""
+    if args.deepspeed is None:
+        return False
+    from whet.config import deepspeed
+
+    return deepspeed.runs(args.deepspeed)
 
 
 def instead(args: TrainingFields) -> str:
@@ -121,7 +131,7 @@ def shared_gradients_have_one_sum(args: TrainingFields) -> Problem | None:
 
 def deepspeed_sums_gradients_itself(args: TrainingFields) -> Problem | None:
     """The engine has an exchange of its own, at every stage."""
-    names = _set_for_ddp(args) if deepspeed.runs(args.deepspeed) else []
+    names = _set_for_ddp(args) if runs_deepspeed(args) else []
     if not names:
         return None
     flags = " and ".join(f"--{name}" for name in names)
@@ -187,6 +197,8 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     """DeepSpeed's engine runs plain steps, at the stage of its configuration."""
     if args.deepspeed is None:
         return None
+    from whet.config import deepspeed
+
     stage, by_engine = deepspeed.stage_of(args.deepspeed), deepspeed.runs(args.deepspeed)
     offloads = deepspeed.offloads(args.deepspeed)
     odd = {
@@ -210,6 +222,15 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     )
 
 
+def deepspeed_is_honoured(args: TrainingFields) -> Problem | None:
+    """Each key of DeepSpeed's configuration is carried out, or refused."""
+    if args.deepspeed is None:
+        return None
+    from whet.config import deepspeed
+
+    return deepspeed.config_is_honoured(args)
+
+
 SHARING_RULES: tuple[Rule, ...] = (
     ddp_backend_is_known,
     broken_if(
@@ -227,6 +248,6 @@ SHARING_RULES: tuple[Rule, ...] = (
     deepspeed_sums_gradients_itself,
     shared_weights_are_moved_by_torch,
     shared_weights_have_an_optimizer_by_element,
-    deepspeed.config_is_honoured,
+    deepspeed_is_honoured,
     deepspeed_goes_alone,
 )

@@ -25,8 +25,6 @@ PlacedRow = tuple[str, Any]
 
 Notation = Literal["json", "csv", "arrow"]
 """csv: each cell is a text. arrow: an object within a cell has the fields of all rows, null if its own row has none."""
-_MOST_NAMED = 30
-"""Columns in a line for people."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,6 @@ class TableRows:
         return [
             name for name in self.columns if name not in read and not name.startswith(tuple(f"{one}." for one in read))
         ]
-
-
-def columns_line(read: Mapping[str, str | Sequence[str]], not_read: Sequence[str]) -> str:
-    """Return for people which columns are read as what, and which are not read: text: title + body; not read: id."""
-    named = {what: " + ".join([names] if isinstance(names, str) else names) or "none" for what, names in read.items()}
-    if not_read:
-        rest = len(not_read) - _MOST_NAMED
-        shown = ", ".join(str(name) if str(name).strip() else "(no name)" for name in not_read[:_MOST_NAMED])
-        named["not read"] = f"{shown} and {rest:,} more" if rest > 0 else shown
-    return "; ".join(f"{what}: {names}" for what, names in named.items())
 
 
 def read_table(path: Path, delimiter: str | None = None) -> TableRows:

@@ -21,7 +21,6 @@ from whet.engine.step import ObjectiveGradients
 from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
-from whet.methods import compile_blocks as compiling
 from whet.models.fused.embeddings import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
@@ -115,17 +114,19 @@ class PrecisionChoice:
 
     def log_compile_speed(self, prepared: Prepared, rows: np.ndarray) -> None:
         """Time passes with and without torch.compile on a CPU, and log how they compare; compiled blocks stay."""
-        if prepared.device.type != "cpu" or not compiling.is_on(prepared.model):
+        if prepared.device.type != "cpu" or not prepared.args.torch_compile:
             return
+        from whet.methods import compile_blocks
+
         with preserving_state(prepared.model):
             batch = _training_batch(prepared, rows)
             run = partial(Passes(prepared, [batch]).run, self.current)
 
             def plain() -> None:
-                with compiling.off(prepared.model):
+                with compile_blocks.off(prepared.model):
                     run()
 
-            _compile(prepared.model, run)
+            run()  # which compiles
             times = compare.alternate(plain, run, self.clock)
         slower = times.speedup < 1.0
         text = "torch.compile runs at %.2f times the speed of plain code here (%.3g s and %.3g s for %d tokens)%s"
@@ -141,7 +142,7 @@ class PrecisionChoice:
             batch = _training_batch(prepared, rows)
             passes = Passes(prepared, [batch])
             fp32, half = (partial(passes.run, policy.make(name, prepared.device)) for name in ("fp32", other))
-            _compile(prepared.model, fp32, half)
+            _compile(prepared, fp32, half)
             return Timing(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, self.clock))
 
     def _time_forward(self, prepared: Prepared, dataset: Any) -> Timing | None:
@@ -158,7 +159,7 @@ class PrecisionChoice:
                 _synchronize(prepared.device)
 
             fp32, half = (partial(run, policy.make(name, prepared.device)) for name in ("fp32", "bf16"))
-            _compile(prepared.model, fp32, half)
+            _compile(prepared, fp32, half)
             times = compare.alternate(fp32, half, self.clock, n_rounds=_EVALUATION_ROUNDS)
         return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
 
@@ -192,9 +193,9 @@ class PrecisionChoice:
             logger.warning(text, name, 1.0 / timing.times.speedup, timing)
 
 
-def _compile(model: nn.Module, *passes: Callable[[], None]) -> None:
+def _compile(prepared: Prepared, *passes: Callable[[], None]) -> None:
     """Run each pass once if blocks are compiled, so that the timings do not include compilation."""
-    if compiling.is_on(model):
+    if prepared.args.torch_compile:
         for one in passes:
             one()
 

@@ -28,7 +28,7 @@ from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls
 from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
-from whet.models import captured, last_block, record
+from whet.models import last_block, record
 from whet.models.bad_batch import explained
 from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
@@ -45,6 +45,7 @@ CARD = Card(
     same_result="yes",
     hurts='When a head reads hidden states of padding: ask for these with padding="all".',
     source="Zeng et al. 2022, arXiv:2208.08124, section 3",
+    wanted_by="unpad",
     page="speed.md#packing",
 )
 STAGE = Stage.CALLS
@@ -222,7 +223,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else _Pass(self, ids, packed_options)
         with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):
-            out = captured.encode(packed, ids, **packed_options)
+            out = packed.encode(ids, **packed_options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
         packed.hooks.reshape = True
         return state.padded(self, _RESHAPED, given, options)

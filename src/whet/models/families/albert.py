@@ -52,10 +52,11 @@ _LAYER: Slots = {
     "full_layer_layer_norm": nn.LayerNorm,
 }
 
+PACKAGES = ("transformers.models.albert",)
 FAMILIES = (
     Family(
         model_types=("albert",),
-        package="transformers.models.albert",
+        package=PACKAGES[0],
         attention=("AlbertAttention",),
         blocks=("AlbertLayer",),
         parts={

@@ -110,6 +110,16 @@ _FUSED_OF_XL = ("XLMRobertaXLSelfAttention", "XLMRobertaXLIntermediate")
 """Its norms come before attention and feed-forward. Norms, residuals and embeddings are torch's own: no fused piece has
 this order yet."""
 
+PACKAGES = (
+    "transformers.models.bert",
+    "transformers.models.electra",
+    "transformers.models.ernie",
+    "transformers.models.roberta",
+    "transformers.models.camembert",
+    "transformers.models.data2vec",
+    "transformers.models.xlm_roberta",
+    "transformers.models.xlm_roberta_xl",
+)
 FAMILIES = (
     like_bert("bert", "Bert"),
     like_bert("electra", "Electra", tiny={"embedding_size": 16}),

@@ -219,10 +219,11 @@ _ATTENTION: Slots = dict.fromkeys(("query_proj", "key_proj", "value_proj", "pos_
 _ATTENTION_V1: Slots = dict.fromkeys(("in_proj", "pos_proj", "pos_q_proj"), nn.Linear)
 _OUTPUT_V1: Slots = {"dense": nn.Linear, "LayerNorm": DebertaLayerNorm, "dropout": PlacedDropout}
 
+PACKAGES = ("transformers.models.deberta_v2", "transformers.models.deberta")
 FAMILIES = (
     Family(
         model_types=("deberta-v2",),
-        package="transformers.models.deberta_v2",
+        package=PACKAGES[0],
         attention=("DisentangledSelfAttention",),
         blocks=("DebertaV2Layer",),
         stack="encoder.layer",
@@ -249,7 +250,7 @@ FAMILIES = (
     ),
     Family(
         model_types=("deberta",),
-        package="transformers.models.deberta",
+        package=PACKAGES[1],
         attention=("DisentangledSelfAttention",),
         blocks=("DebertaLayer",),
         stack="encoder.layer",

@@ -59,10 +59,11 @@ _BLOCK: Slots = {
     "ffn.dropout": PlacedDropout,
 }
 
+PACKAGES = ("transformers.models.distilbert",)
 FAMILIES = (
     Family(
         model_types=("distilbert",),
-        package="transformers.models.distilbert",
+        package=PACKAGES[0],
         attention=("DistilBertSelfAttention",),
         blocks=("TransformerBlock",),
         stack="transformer.layer",

@@ -82,7 +82,8 @@ def _gemma(model_type: str, prefix: str, package: str) -> Family:
     )
 
 
+PACKAGES = ("transformers.models.gemma2", "transformers.models.gemma3")
 FAMILIES = (
-    _gemma("gemma2", "Gemma2", "transformers.models.gemma2"),
-    _gemma("gemma3_text", "Gemma3", "transformers.models.gemma3"),
+    _gemma("gemma2", "Gemma2", PACKAGES[0]),
+    _gemma("gemma3_text", "Gemma3", PACKAGES[1]),
 )

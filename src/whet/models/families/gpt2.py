@@ -103,10 +103,11 @@ def why_padded(model: Any) -> str | None:
 
 _BLOCK = {"attn.c_proj": Conv1D, "ln_1": nn.LayerNorm, "ln_2": nn.LayerNorm, "attn.resid_dropout": PlacedDropout}
 
+PACKAGES = ("transformers.models.gpt2",)
 FAMILIES = (
     Family(
         model_types=("gpt2",),
-        package="transformers.models.gpt2",
+        package=PACKAGES[0],
         attention=("GPT2Attention",),
         blocks=("GPT2Block",),
         causal=True,

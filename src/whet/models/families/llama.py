@@ -122,6 +122,18 @@ _WINDOWS_TINY = {**TINY, "use_sliding_window": True, "sliding_window": 8, "max_w
 _EXPERTS_TINY = {**TINY, "num_experts": 4, "num_experts_per_tok": 2}
 _QWEN_EXPERTS_TINY = {**_EXPERTS_TINY, "moe_intermediate_size": 16, "norm_topk_prob": True}
 
+PACKAGES = (
+    "transformers.models.llama",
+    "transformers.models.qwen2",
+    "transformers.models.qwen3",
+    "transformers.models.smollm3",
+    "transformers.models.gemma",
+    "transformers.models.mistral",
+    "transformers.models.mixtral",
+    "transformers.models.qwen2_moe",
+    "transformers.models.qwen3_moe",
+    "transformers.models.olmoe",
+)
 FAMILIES = (
     like_llama("llama", "Llama"),
     like_llama("qwen2", "Qwen2", tiny=_WINDOWS_TINY),

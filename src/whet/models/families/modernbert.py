@@ -85,10 +85,11 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
 
 _BLOCK: Slots = {"attn.Wqkv": nn.Linear, "attn.Wo": nn.Linear, "mlp_norm": nn.LayerNorm}
 
+PACKAGES = ("transformers.models.modernbert",)
 FAMILIES = (
     Family(
         model_types=("modernbert",),
-        package="transformers.models.modernbert",
+        package=PACKAGES[0],
         attention=("ModernBertAttention",),
         blocks=("ModernBertEncoderLayer",),
         stack="layers",

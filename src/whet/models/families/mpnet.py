@@ -116,10 +116,11 @@ def _attended(attn: Any, x: Tensor, bias: Tensor) -> Tensor:
 
 _OWN: Slots = {"q": nn.Linear, "k": nn.Linear, "v": nn.Linear, "o": nn.Linear}
 
+PACKAGES = ("transformers.models.mpnet",)
 FAMILIES = (
     Family(
         model_types=("mpnet",),
-        package="transformers.models.mpnet",
+        package=PACKAGES[0],
         attention=("MPNetSelfAttention",),
         blocks=("MPNetLayer",),
         stack="encoder.layer",

@@ -45,6 +45,7 @@ _PHI3_PARTS = {
     ),
 }
 
+PACKAGES = ("transformers.models.phi", "transformers.models.phi3")
 FAMILIES = (
     llama.like_llama(
         "phi",

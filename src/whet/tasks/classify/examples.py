@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whet.console import plural
+from whet.console import columns_line, plural
 from whet.data.files.bad_rows import MAX_SHOWN, BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
-from whet.data.files.table import TableRows, columns_line, read_table
+from whet.data.files.table import TableRows, read_table
 from whet.errors import DataError, Problem
-from whet.jobs.hub_data import file_of, hub_examples, limit_of
+from whet.jobs.fields import file_of, limit_of
+from whet.jobs.hub_data import hub_examples
 from whet.jobs.left_out import LeftOut
 from whet.tasks.classify.arguments import ClassifyArguments, ProblemType
 from whet.watch import printing
@@ -426,18 +427,9 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
     return Scheme(kind, tuple(ordered))
 
 
-def require_several(examples: Examples, scheme: Scheme) -> None:
-    """Raise DataError if all examples have the same label: any model would be right, and none would learn."""
-    of_examples = sorted({text_of(label) for label in examples.labels or ()})
-    several = scheme.names if examples.label_order else of_examples
-    if scheme.kind != "single_label_classification" or len(several) > 1:
-        return
-    raise DataError(
-        what=f"{examples.source}: all examples have the same label",
-        got=f"{examples.columns.label}: {several[0]}" if several else "no label",
-        why="a classifier learns to tell labels apart",
-        fix="add examples of other labels, or name another column: --label_column_name NAME",
-    )
+def labels_told_apart(examples: Examples, scheme: Scheme) -> Sequence[str]:
+    """Return the labels that the examples have, or those that the data names."""
+    return scheme.names if examples.label_order else sorted({text_of(label) for label in examples.labels or ()})
 
 
 def scheme_of_config(config: Any) -> Scheme:

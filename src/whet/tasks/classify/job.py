@@ -22,12 +22,20 @@ from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.judging import PredictionJudge, pooled
-from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
-from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
-from whet.jobs.teacher import require_reads, taught
+from whet.jobs.task_run import (
+    Part,
+    TaskRun,
+    as_trained,
+    engine_of,
+    model_card,
+    require_several,
+    require_teacher_reads,
+    source_of,
+    taught_by,
+)
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions, TextRows
@@ -42,9 +50,9 @@ from whet.tasks.classify.examples import (
     Named,
     Scheme,
     kind_of,
+    labels_told_apart,
     read_file,
     require_clear,
-    require_several,
     scheme_of,
     scheme_of_config,
 )
@@ -60,7 +68,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
-    require_reads(job, tokenizer, job.max_seq_length)
+    require_teacher_reads(job, tokenizer, job.max_seq_length)
     options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)
     maker = RowMaker(
         tokenizer, options, Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
@@ -74,12 +82,12 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     parts = {name: _part(split, decision, args) for name, split in splits.items()}
     in_pairs = any(split.examples.columns.pair for split in splits.values())
     engine = engine_of(
-        adapted(model, job, args, SEQUENCE_CLASSIFICATION, tokenizer),
+        as_trained(model, job, args, SEQUENCE_CLASSIFICATION, tokenizer),
         args,
         parts,
         tokenizer,
         padded_length=job.max_seq_length if job.pad_to_max_length else None,
-        objective=lambda ready: taught(ready, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs),
+        objective=lambda ready: taught_by(ready, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs),
     )
     return TaskRun(
         engine,
@@ -113,7 +121,12 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
         require_clear(examples["train"])
     kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
     scheme = scheme_of(examples["train"], kind)
-    require_several(examples["train"], scheme)
+    if kind == "single_label_classification":
+        train = examples["train"]
+        require_several(
+            labels_told_apart(train, scheme), train.source, train.columns.label, of="examples", kind="label",
+            more="examples of other labels",
+        )  # fmt: skip
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
     printing.show_wrapped(f"labels: {_words(scheme)} ({why})")

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet import strict_json
+from whet.console import columns_line
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
-from whet.data.files.table import Notation, TableRows, columns_line, read_table
+from whet.data.files.table import Notation, TableRows, read_table
 from whet.errors import ConfigError
-from whet.jobs.hub_data import file_of, hub_examples, limit_of
+from whet.jobs.fields import file_of, limit_of
+from whet.jobs.hub_data import hub_examples
 from whet.jobs.left_out import LeftOut
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.messages import (

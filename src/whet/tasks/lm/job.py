@@ -28,9 +28,16 @@ from whet.engine.engine import Engine
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
-from whet.jobs.lora.adapt import adapted
-from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
-from whet.jobs.teacher import require_reads, taught
+from whet.jobs.task_run import (
+    Part,
+    TaskRun,
+    as_trained,
+    engine_of,
+    model_card,
+    require_teacher_reads,
+    source_of,
+    taught_by,
+)
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import check_max_length, each, require_memory, rust_tokenizer, text_batches
@@ -130,7 +137,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     model = load_model(source, CAUSAL_LM, trained=not args.do_train)
     length = row_length(job.max_length, tokenizer, model)
-    require_reads(job, tokenizer, length, flag="max_length")
+    require_teacher_reads(job, tokenizer, length, flag="max_length")
     completion_only, cache = job.completion_only_loss is not False, Cache(rows="rows", overwrite=job.overwrite_cache)
     by_preference = job.loss == "dpo"
     maker = RowMaker(
@@ -140,12 +147,12 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
-    model = adapted(model, job, args, CAUSAL_LM, tokenizer)
+    model = as_trained(model, job, args, CAUSAL_LM, tokenizer)
     made = collate_pairs if by_preference else collate
     data = [part.rows for part in parts.values()]
 
     def objective(ready: Ready) -> Objective:
-        own = taught(ready, job, CAUSAL_LM)
+        own = taught_by(ready, job, CAUSAL_LM)
         if not by_preference:
             if isinstance(own, OwnLoss):
                 own.counts_hits = True

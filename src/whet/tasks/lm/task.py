@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
 from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily
@@ -66,7 +65,7 @@ _SIZES: dict[str, Any] = {
 
 def _run_demo(demo: DemoLmArguments) -> int:
     """Make a tokenizer and a model, train it, and print the perplexity before and after and a sample."""
-    from whet.jobs.demo import run_demo
+    from whet.jobs.demo import demo_arguments, run_demo
 
     folder = Path(demo.output_dir)
     job = LmArguments(
@@ -75,23 +74,16 @@ def _run_demo(demo: DemoLmArguments) -> int:
         validation_file=str(folder / "validation.jsonl"),
         max_length=_SIZES["max_position_embeddings"],
     )
-    args = TrainingArguments(
-        output_dir=demo.output_dir,
-        overwrite_output_dir=True,
-        do_train=True,
-        do_eval=True,
-        eval_on_start=True,
+    args = demo_arguments(
+        demo,
         per_device_train_batch_size=8,
         learning_rate=3e-3,
         lr_scheduler_type="cosine",
         warmup_steps=20,
         weight_decay=0.1,
         max_steps=demo.max_steps,
-        seed=demo.seed,
         logging_steps=25,
-        save_strategy="time",
         save_interval_s=5,
-        save_total_limit=1,
     )
 
     def begin() -> None:

@@ -1,4 +1,4 @@
-"""`whet ask`: a trained model's answers to questions about one text; `whet demo` ends with some."""
+"""What a trained model answers: `whet ask` about one text, `whet predict` for a file; `whet demo` ends with some."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
 from whet.jobs.demo import DATA
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
@@ -25,10 +28,11 @@ from whet.objectives.span import SpanObjective
 from whet.precision.policy import Float32
 from whet.tasks.qa.arguments import AskArguments, QaArguments
 from whet.tasks.qa.decode import DecodeOptions
-from whet.tasks.qa.judge import predict
+from whet.tasks.qa.judge import predict as answers_of
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
-from whet.tasks.qa.windows import WindowOptions, make_windows
+from whet.tasks.qa.windows import WindowOptions, cached_windows, make_windows
 
 ROWS_AT_ONCE = 8
 
@@ -67,7 +71,7 @@ class Reader:
         objective = choose(self.model, None, default_collator(self.tokenizer))
         assert isinstance(objective, SpanObjective)
         outputs = forward_batches(self.model, objective, split.rows, ROWS_AT_ONCE, Float32())
-        found = predict(objective, outputs, split, self.decode)
+        found = answers_of(objective, outputs, split, self.decode)
         return [_in_order(found.nbest[name], found.spans[name], found.best[name]) for name in asked.ids]
 
 
@@ -124,3 +128,36 @@ def show_demo(qa: QaArguments, run: TaskRun, metrics: Mapping[str, float]) -> No
         show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])
     folder = run.args.output_dir
     print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
+
+
+_USUAL_LENGTH, _USUAL_STRIDE = 384, 128
+
+
+def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
+    """Write the best answers to every question in the file; return the exit code."""
+    questions = read_questions(
+        Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
+    )
+    questions.left_out.log(asked.file, "question")
+    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
+    length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    stride = outputs.setting_of(asked, known, "doc_stride", _USUAL_STRIDE)
+    options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
+    split = Split(questions, cached_windows(questions, tokenizer, options))
+    engine = outputs.engine_of(asked, model, tokenizer)
+    assert isinstance(engine.objective, SpanObjective)
+    decode = DecodeOptions(
+        n_best_size=max(20, asked.top_k),
+        version_2_with_negative=asked.version_2_with_negative or known.get("version_2_with_negative", False),
+    )
+    found = answers_of(engine.objective, engine.forward_batches(split.rows), split, decode)
+    outputs.write(
+        asked,
+        engine,
+        (
+            {"id": name, "answer": found.best[name], "answers": found.nbest[name][: asked.top_k]}
+            for name in questions.ids
+        ),
+    )
+    return 0

@@ -1,44 +1,43 @@
-"""A question answering run over questions that have been read, and `whet predict` for its models."""
+"""A question answering run over questions that have been read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
-from whet.jobs.lora.adapt import adapted
-from whet.jobs.predict import outputs
-from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.splits import SPLITS
-from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
-from whet.jobs.teacher import require_reads, taught
+from whet.jobs.task_run import (
+    Part,
+    TaskRun,
+    as_trained,
+    engine_of,
+    model_card,
+    require_teacher_reads,
+    source_of,
+    taught_by,
+)
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
-from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
-from whet.objectives.span import SpanObjective
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.judge import Judge
-from whet.tasks.qa.judge import predict as answers_of
-from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
-from whet.tasks.qa.windows import WindowOptions, cached_windows
 
 
 def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> TaskRun:
     """Cut the windows, load the model and build its engine; raises every error before any training."""
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
-    require_reads(qa, tokenizer, qa.max_seq_length)
+    require_teacher_reads(qa, tokenizer, qa.max_seq_length)
     splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
     for name, split in splits.items():
         describe(name, split, qa.max_seq_length)
@@ -46,12 +45,12 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     engine = engine_of(
-        adapted(model, qa, args, QUESTION_ANSWERING, tokenizer),
+        as_trained(model, qa, args, QUESTION_ANSWERING, tokenizer),
         args,
         parts,
         tokenizer,
         padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
-        objective=lambda ready: taught(ready, qa, QUESTION_ANSWERING, pairs=True),
+        objective=lambda ready: taught_by(ready, qa, QUESTION_ANSWERING, pairs=True),
     )
     _require_works(engine, next(iter(splits.values())))
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
@@ -82,36 +81,3 @@ def _require_works(engine: Engine, split: Split) -> None:
             why="the code of this model in transformers refused a row; whet does not know this architecture",
             fix=f"name a model of another family in --model_name_or_path, such as {known.names()}",
         ) from error
-
-
-_USUAL_LENGTH, _USUAL_STRIDE = 384, 128
-
-
-def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
-    """Write the best answers to every question in the file; return the exit code."""
-    questions = read_questions(
-        Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
-    )
-    questions.left_out.log(asked.file, "question")
-    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
-    length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
-    check_max_length(length, tokenizer, max_positions(model))
-    stride = outputs.setting_of(asked, known, "doc_stride", _USUAL_STRIDE)
-    options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
-    split = Split(questions, cached_windows(questions, tokenizer, options))
-    engine = outputs.engine_of(asked, model, tokenizer)
-    assert isinstance(engine.objective, SpanObjective)
-    decode = DecodeOptions(
-        n_best_size=max(20, asked.top_k),
-        version_2_with_negative=asked.version_2_with_negative or known.get("version_2_with_negative", False),
-    )
-    found = answers_of(engine.objective, engine.forward_batches(split.rows), split, decode)
-    outputs.write(
-        asked,
-        engine,
-        (
-            {"id": name, "answer": found.best[name], "answers": found.nbest[name][: asked.top_k]}
-            for name in questions.ids
-        ),
-    )
-    return 0

@@ -15,18 +15,17 @@ import numpy as np
 
 from whet.data.files.bad_rows import BadRows, Place, no_cycle_search
 from whet.data.files.cells import column_values, refuse_twice
-from whet.data.files.csv_files import csv_table, delimiter_of
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
-from whet.data.files.parquet import parquet_columns
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
-from whet.jobs.hub_data import HubSource, load_split
 from whet.jobs.left_out import LeftOut
 from whet.tasks.qa.types import Answers, Questions
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from whet.jobs.hub_data import HubSource
 
 COLUMNS = ("id", "title", "context", "question", "answers")
 ANSWER_COLUMNS = ("answer_text", "answer_start")
@@ -216,6 +215,8 @@ def read_questions(
         data = read_bytes(Path(path))
         with no_cycle_search():
             if data.startswith(PARQUET):
+                from whet.data.files.parquet import parquet_columns
+
                 read_columns(parquet_columns(data, READ), collector)
             else:
                 _read_text(text_of(data), data, collector, Path(path))
@@ -228,9 +229,12 @@ def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None
     begin = skip_space(text)
     if begin == len(text):
         raise Rejected("the file is empty", why="there is no question in it", fix="name another file")
-    if text[begin] not in "{[" and (delimiter := delimiter_of(text, TEXTS, path)):
-        read_table(csv_table(data, TEXTS, delimiter), collector)
-        return
+    if text[begin] not in "{[":
+        from whet.data.files.csv_files import csv_table, delimiter_of
+
+        if delimiter := delimiter_of(text, TEXTS, path):
+            read_table(csv_table(data, TEXTS, delimiter), collector)
+            return
     document, end = parse_json(text, begin)
     rest = skip_space(text, end)
     in_lines = "\n" not in text[begin:end] and "\n" in text[end:rest]
@@ -304,6 +308,8 @@ def read_hub(
     source: HubSource, limit: int | None = None, *, require_answers: bool = True, skip_bad: bool = False
 ) -> Questions:
     """Return the questions of one split, checked as `read_questions` checks a file. No code of the data set is run."""
+    from whet.jobs.hub_data import load_split
+
     name = source.describe()
     collector = Collector(name, limit=limit, require_answers=require_answers, skip_bad=skip_bad)
     dataset = load_split(source)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from whet.console import plural
-from whet.data.files.table import columns_line
+from whet.console import columns_line, plural
 from whet.data.store import RowStore
-from whet.jobs.hub_data import HubSource, file_of, limit_of
+from whet.jobs.fields import file_of, limit_of
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.read import READ, read_hub, read_questions
+from whet.tasks.qa.read import READ, read_questions
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows import WindowOptions, cached_windows
 from whet.watch import printing
@@ -35,6 +34,9 @@ def read_split(qa: QaArguments, name: str) -> Questions:
     limit, need = limit_of(qa, name), name != "test"
     if (file := file_of(qa, name)) is not None:
         return _logged(name, read_questions(file, limit=limit, require_answers=need, skip_bad=qa.skip_bad))
+    from whet.jobs.hub_data import HubSource
+    from whet.tasks.qa.read import read_hub
+
     return _logged(name, read_hub(HubSource.of(qa, name), limit, require_answers=need, skip_bad=qa.skip_bad))
 
 

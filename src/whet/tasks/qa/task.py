@@ -42,7 +42,7 @@ TASK = Task(
     read=_read,
     prepare=lazily(__name__, "job", "prepare"),
     takes=(*HONOURED_BY_CALLS, "span_loss"),
-    predict=lazily(__name__, "job", "predict"),
+    predict=lazily(__name__, "ask", "predict"),
     metrics=lambda qa: V2_METRICS if qa.version_2_with_negative else V1_METRICS,
     shown={
         "train_samples_per_second": ("windows a second", "{:,.2f}"),
@@ -96,7 +96,7 @@ def model_folder() -> Path:
 
 def _run_demo(demo: DemoArguments) -> int:
     """Train, evaluate before and after, and answer questions about texts that the model has never seen."""
-    from whet.jobs.demo import DATA, run_demo
+    from whet.jobs.demo import DATA, demo_arguments, run_demo
 
     qa = QaArguments(
         model_name_or_path=str(model_folder()),
@@ -104,21 +104,14 @@ def _run_demo(demo: DemoArguments) -> int:
         validation_file=str(DATA / "validation.json"),
         version_2_with_negative=True,
     )
-    args = TrainingArguments(
-        output_dir=demo.output_dir,
-        overwrite_output_dir=True,
-        do_train=True,
-        do_eval=True,
-        eval_on_start=True,
+    args = demo_arguments(
+        demo,
         per_device_train_batch_size=12,
         learning_rate=2e-4,
         warmup_ratio=0.1,
         num_train_epochs=demo.num_train_epochs,
-        seed=demo.seed,
         logging_steps=10,
-        save_strategy="time",
         save_interval_s=60,
-        save_total_limit=1,
         save_async=True,
     )
     print(f"The same as this command:\n\n  {_command_line(qa, args)}\n")

@@ -24,11 +24,19 @@ from whet.errors import ConfigError, DataError, Problem
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.judging import PredictionJudge, pooled
-from whet.jobs.lora.adapt import adapted
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.task_run import Part, TaskRun, engine_of, model_card, source_of
-from whet.jobs.teacher import require_reads, taught
+from whet.jobs.task_run import (
+    Part,
+    TaskRun,
+    as_trained,
+    engine_of,
+    model_card,
+    require_several,
+    require_teacher_reads,
+    source_of,
+    taught_by,
+)
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import NO_WORD, WordRowMaker, WordRows
@@ -55,7 +63,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
-    require_reads(job, tokenizer, length)
+    require_teacher_reads(job, tokenizer, length)
     cache, n_threads = Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
     maker = WordRowMaker(tokenizer, length, cache, job.doc_stride, n_threads)
     splits = {
@@ -63,12 +71,12 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     engine = engine_of(
-        adapted(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
+        as_trained(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
         args,
         parts,
         tokenizer,
         padded_length=length if job.pad_to_max_length else None,
-        objective=lambda ready: taught(ready, job, TOKEN_CLASSIFICATION),
+        objective=lambda ready: taught_by(ready, job, TOKEN_CLASSIFICATION),
         data_collator=DataCollatorForTokenClassification(tokenizer),
         preprocess_logits=best_tags if job.doc_stride is None else only_logits,
     )
@@ -101,7 +109,11 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
         tags, why = known, "from the model's configuration"
     else:
         tags, why = tags_of(sentences["train"]), "from the training data"
-        require_several(sentences["train"], tags)
+        train = sentences["train"]
+        several = tags.names if train.tag_order else sorted({tag for one in train.tags or () for tag in one})
+        require_several(
+            several, train.source, train.tag_column, of="words", kind="tag", more="sentences with other tags"
+        )  # fmt: skip
         if set(tags.names) == set(known.names):
             tags = known  # the head of a trained model keeps its own order
     kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
@@ -195,19 +207,6 @@ def tags_of(sentences: Sentences) -> Tags:
     found = {tag for tags in (*sentences.tags, *sentences.every_tags) for tag in tags}
     ordered = sentences.tag_order if found <= set(sentences.tag_order) else sorted(found)
     return Tags(tuple(ordered))
-
-
-def require_several(sentences: Sentences, tags: Tags) -> None:
-    """Raise DataError if all words have the same tag: any model would be right, and none would learn."""
-    several = tags.names if sentences.tag_order else sorted({tag for one in sentences.tags or () for tag in one})
-    if len(several) > 1:
-        return
-    raise DataError(
-        what=f"{sentences.source}: all words have the same tag",
-        got=f"{sentences.tag_column}: {several[0]}" if several else "no tag",
-        why="a tagger learns to tell words apart",
-        fix="add sentences with other tags, or name another column: --label_column_name NAME",
-    )
 
 
 def tags_of_config(config: Any) -> Tags:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from whet.console import plural
+from whet.console import columns_line, plural
 from whet.data.files import conll
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.conll import word_table
@@ -18,9 +18,10 @@ from whet.data.files.csv_files import DELIMITERS
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
-from whet.data.files.table import TableRows, columns_line, read_table, with_line_ends
+from whet.data.files.table import TableRows, read_table, with_line_ends
 from whet.errors import escape_controls
-from whet.jobs.hub_data import file_of, hub_examples, limit_of
+from whet.jobs.fields import file_of, limit_of
+from whet.jobs.hub_data import hub_examples
 from whet.log import logger
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.sentences import (

@@ -1,0 +1,555 @@
+"""What stands before the script in a command line: prefixes, Python, and the launchers that start ranks.
+
+A launcher's table says how many words each option takes and what becomes of it. `whet launch` takes the place of a
+launcher; one whose ranks only it can count (elastic torchrun, Slurm) stays, and starts whet as it did the script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from whet.config.settings import nearest
+from whet.errors import ConfigError
+from whet.migrate import accelerate
+from whet.migrate.draft import Draft, Ranks, Status
+from whet.migrate.shell import Word, read
+
+Act = Callable[[Draft, "Given"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An option of a launcher with its values."""
+
+    name: str
+    text: str
+    """As it was written."""
+    values: Sequence[Word]
+
+    @property
+    def value(self) -> Word:
+        """Its first value."""
+        return self.values[0] if self.values else Word()
+
+
+class Option(NamedTuple):
+    """An option that a launcher knows."""
+
+    takes: int
+    """How many words follow it."""
+    act: Act
+
+
+def _says(status: Status, why: str, takes: int = 0) -> Option:
+    return Option(takes, lambda draft, given: draft.say(given.text, status, why))
+
+
+def _sets(name: str, why: str = "", takes: int = 1, value: str | None = None) -> Option:
+    """Return an option that becomes one of whet launch, with its own value or this one."""
+
+    def act(draft: Draft, given: Given) -> None:
+        draft.ranks.options[name] = given.value if value is None else Word.of(value)
+        draft.say(given.text, "translated", why, f"whet launch --{name} {draft.ranks.options[name].text}")
+
+    return Option(takes, act)
+
+
+def _total(draft: Draft, given: Given) -> None:
+    draft.ranks.total = given.value
+    draft.say(given.text, "translated", "ranks in all; whet launch counts those of a host", "whet launch")
+
+
+def _per_host(draft: Draft, given: Given) -> None:
+    value = given.value
+    if value.text in ("gpu", "cpu", "auto"):
+        value, why = Word.of("auto"), "one rank for each NUMA node"
+    else:
+        why = "ranks of a host"
+    draft.ranks.per_host = value
+    draft.say(given.text, "translated", why, f"whet launch --nproc_per_node {value.text}")
+
+
+def _hosts(draft: Draft, given: Given) -> None:
+    draft.ranks.hosts += [host for host in given.value.text.split(",") if host]
+    draft.say(given.text, "translated", "over ssh", f"whet launch --hosts {','.join(draft.ranks.hosts)}")
+
+
+def _variable(draft: Draft, given: Given) -> None:
+    """Read `-genv NAME VALUE`, `-genv NAME=VALUE` and `-x NAME`."""
+    pair = given.value.cut("=")
+    name, value = (pair[0].text, pair[1]) if pair else (given.value.text, given.values[1] if given.values[1:] else None)
+    if value is None:
+        draft.say(given.text, "done", "ranks get the variables of the launcher")
+        draft.ranks.env += [] if name in draft.given_variables else [name]
+    else:
+        draft.given_variables[name] = value
+
+
+def _map_by(draft: Draft, given: Given) -> None:
+    if match := re.match(r"ppr:(\d+):node", given.value.text):
+        _per_host(draft, Given(given.name, given.text, [Word.of(match[1])]))
+    else:
+        draft.say(given.text, "done", "whet launch gives each rank the cores and the memory of a NUMA node")
+
+
+_BOUND = "whet launch binds each rank to the cores of its part of the machine"
+_OVER_SSH = "whet launch starts ranks over ssh"
+_OWN_LOG = "rank 0 writes to the terminal, the others to files in --log_dir"
+_AGENT = "whet launch has its own way"
+_MPI: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "np"), Option(1, _total)),
+    **dict.fromkeys(("ppn", "perhost", "npernode", "N", "ranks_per_proc"), Option(1, _per_host)),
+    **dict.fromkeys(("f", "hostfile", "machinefile", "machine"), _sets("hostfile", "over ssh")),
+    **dict.fromkeys(("hosts", "host", "H"), Option(1, _hosts)),
+    **dict.fromkeys(("genv", "env"), Option(2, _variable)),
+    "x": Option(1, _variable),
+    **dict.fromkeys(("genvall", "envall"), _says("done", "ranks get the variables of the launcher")),
+    **dict.fromkeys(("genvlist", "envlist"), _says("done", "ranks get the variables of the launcher", 1)),
+    **dict.fromkeys(("mca", "gmca", "prtemca", "pmixmca"), _says("no effect", "whet starts ranks without MPI", 2)),
+    **dict.fromkeys(("bind_to", "rank_by", "cpu_set", "cpu_list", "binding"), _says("done", _BOUND, 1)),
+    "map_by": Option(1, _map_by),
+    **dict.fromkeys(("bootstrap", "launcher", "rmk"), _says("done", _OVER_SSH, 1)),
+    **dict.fromkeys(("bootstrap_exec", "launcher_exec"), _sets("ssh_command")),
+    **dict.fromkeys(("wdir", "wd"), _sets("working_dir")),
+    **dict.fromkeys(("iface",), _says("done", "whet launch finds the interface that leads to the other ranks", 1)),
+    **dict.fromkeys(("output_filename", "outfile_pattern", "errfile_pattern"), _says("done", _OWN_LOG, 1)),
+    **dict.fromkeys(
+        ("tag_output", "timestamp_output", "l", "prepend_rank", "report_bindings", "print_rank_map", "v", "verbose"),
+        _says("no effect", _OWN_LOG),
+    ),
+    **dict.fromkeys(
+        ("allow_run_as_root", "oversubscribe", "use_hwthread_cpus", "nolocal", "display_map", "mpi_params"),
+        _says("no effect", "whet starts ranks without MPI"),
+    ),
+    "prefix": _says("no effect", "whet starts ranks without MPI", 1),
+    "pernode": Option(0, lambda draft, given: _per_host(draft, Given(given.name, given.text, [Word.of(1)]))),
+    "configfile": _says("refused", "write what it says into the command line", 1),
+}
+"""Options of Intel MPI, MPICH and Open MPI, with one dash or two."""
+_TORCHRUN: Mapping[str, Option] = {
+    "nproc_per_node": Option(1, _per_host),
+    "nnodes": _sets("nnodes", "start whet launch on each node"),
+    "node_rank": _sets("node_rank"),
+    "master_addr": _sets("master_addr"),
+    "master_port": _sets("master_port"),
+    "rdzv_endpoint": Option(1, lambda draft, given: _endpoint(draft, given)),
+    "max_restarts": _sets("max_restarts"),
+    "log_dir": _sets("log_dir"),
+    **dict.fromkeys(
+        ("rdzv_backend", "rdzv_id", "rdzv_conf", "local_addr", "role", "monitor_interval", "start_method",
+         "event_log_handler", "logs_specs", "signals_to_handle", "shutdown_timeout"),
+        _says("done", f"{_AGENT} of meeting, watching and ending ranks", 1),
+    ),
+    "standalone": _says("done", "ranks of one machine meet on 127.0.0.1"),
+    **dict.fromkeys(("use_env", "virtual_local_rank"), _says("done", "whet reads the rank from variables")),
+    **dict.fromkeys(("redirects", "r", "tee", "t", "local_ranks_filter"), _says("done", _OWN_LOG, 1)),
+    "numa_binding": _says("done", _BOUND, 1),
+    "no_python": _says("no effect", "whet launch tells a program from a script by itself"),
+}  # fmt: skip
+_DEEPSPEED: Mapping[str, Option] = {
+    **dict.fromkeys(("num_gpus", "num_accelerators"), Option(1, _per_host)),
+    "hostfile": _sets("hostfile", "over ssh"),
+    "num_nodes": _says("no effect", "the hosts of --hostfile count"),
+    "include": Option(1, lambda draft, given: _included(draft, given)),
+    **dict.fromkeys(("master_addr", "master_port"), _says("done", "ranks meet on the first host, at a free port", 1)),
+    "bind_cores_to_rank": _says("done", _BOUND),
+    "bind_core_list": _says("refused", "put numactl -C or taskset -c before whet launch", 1),
+    "launcher": _says("done", _OVER_SSH, 1),
+    "launcher_args": _says("no effect", _OVER_SSH, 1),
+    "ssh_port": _says("refused", "name it in ~/.ssh/config, or in --ssh_command 'ssh -p PORT'", 1),
+    **dict.fromkeys(("no_local_rank", "no_python", "force_multi"), _says("no effect", "whet reads variables")),
+    "module": _says("no effect", "whet's commands are modules"),
+    "autotuning": _says("refused", "use --auto_find_batch_size", 1),
+}
+_NO_INSTANCES = "whet starts ranks of one run, not several runs: start whet launch once for each"
+_IPEXRUN: Mapping[str, Option] = {
+    **dict.fromkeys(("nprocs_per_node", "nproc_per_node"), Option(1, _per_host)),
+    "nnodes": Option(1, lambda draft, given: _distributed(draft, given)),
+    "hostfile": _sets("hostfile", "over ssh"),
+    "nodes_list": _says("done", "numactl --cpunodebind keeps a run on some NUMA nodes", 1),
+    "ccl_worker_count": _sets("kept_free_cores", "cores of each rank that are left for the exchange"),
+    "logical_cores_for_ccl": _says("done", "whet launch leaves cores free for the exchange"),
+    "logical_core_for_ccl": _says("done", "whet launch leaves cores free for the exchange"),
+    "master_addr": _says("done", "ranks meet on the first host", 1),
+    "master_port": _says("done", "ranks meet on the first host", 1),
+    "memory_allocator": _sets("memory_allocator"),
+    "omp_runtime": _sets("openmp"),
+    "enable_tcmalloc": _sets("memory_allocator", takes=0, value="tcmalloc"),
+    "enable_jemalloc": _sets("memory_allocator", takes=0, value="jemalloc"),
+    "use_default_allocator": _sets("memory_allocator", takes=0, value="default"),
+    "disable_iomp": _sets("openmp", takes=0, value="default"),
+    "enable_iomp": _sets("openmp", takes=0, value="intel"),
+    "distributed": Option(0, lambda draft, given: _distributed(draft, given)),
+    "throughput_mode": Option(0, lambda draft, given: _distributed(draft, given)),
+    "latency_mode": _says("refused", _NO_INSTANCES),
+    "ninstances": Option(1, lambda draft, given: _instances(draft, given)),
+    **dict.fromkeys(("instance_idx", "rank"), _says("refused", _NO_INSTANCES, 1)),
+    **dict.fromkeys(
+        ("ncores_per_instance", "ncore_per_instance", "core_list", "cores_list", "node_id"),
+        _says("refused", "put numactl -C or taskset -c with these cores before whet launch, which uses what it may", 1),
+    ),
+    **dict.fromkeys(
+        ("use_logical_core", "use_logical_cores", "use_e_cores"),
+        _says("no effect", "whet launch gives a rank physical cores, one thread each"),
+    ),
+    **dict.fromkeys(
+        ("skip_cross_node_cores", "disable_numactl", "disable_taskset", "bind_numa_node", "benchmark"),
+        _says("done", _BOUND),
+    ),
+    **dict.fromkeys(("multi_task_manager", "strategy"), _says("done", _BOUND, 1)),
+    **dict.fromkeys(("log_path", "log_dir"), _sets("log_dir")),
+    "log_file_prefix": _says("no effect", _OWN_LOG, 1),
+    **dict.fromkeys(("extra_mpi_params", "more_mpi_params", "mpi_args"), _says("no effect", _OVER_SSH, 1)),
+    **dict.fromkeys(("auto_ipex", "auto_ipex_verbose", "disable_ipex_graph_mode", "verbose"),
+                    _says("no effect", "Intel's extension for PyTorch is archived; whet has its own CPU path")),
+    "dtype": Option(1, lambda draft, given: _dtype(draft, given)),
+    "no_python": _says("no effect", "whet launch tells a program from a script by itself"),
+}  # fmt: skip
+"""Options of ipexrun and of torch.backends.xeon.run_cpu, in their older and newer spellings."""
+
+
+def _endpoint(draft: Draft, given: Given) -> None:
+    host, _, port = given.value.text.rpartition(":")
+    draft.ranks.options["master_addr"] = Word.of(host or port)
+    if host:
+        draft.ranks.options["master_port"] = Word.of(port)
+    draft.say(given.text, "translated", "", f"whet launch --master_addr {host or port}")
+
+
+def _included(draft: Draft, given: Given) -> None:
+    """Read node1:0,1@node2:0: the devices of each host become its ranks."""
+    hosts = [part.partition(":") for part in given.value.text.split("@")]
+    counted = [f"{name}:{len(slots.split(','))}" if slots else name for name, _, slots in hosts]
+    if [name for name, _, _ in hosts] == ["localhost"]:
+        draft.ranks.per_host = Word.of(counted[0].rpartition(":")[2])
+        draft.say(given.text, "translated", "", f"whet launch --nproc_per_node {draft.ranks.per_host.text}")
+    else:
+        draft.ranks.hosts += counted
+        draft.say(given.text, "translated", "over ssh", f"whet launch --hosts {','.join(counted)}")
+
+
+def _distributed(draft: Draft, given: Given) -> None:
+    draft.ranks.binds = False
+    draft.say(given.text, "translated", "one rank for each NUMA node, unless a number is given", "whet launch")
+
+
+def _instances(draft: Draft, given: Given) -> None:
+    if given.value.text == "1":
+        draft.say(given.text, "done", "one process")
+    else:
+        draft.say(given.text, "refused", _NO_INSTANCES)
+
+
+def _dtype(draft: Draft, given: Given) -> None:
+    name = {"bfloat16": "bf16", "float32": "fp32"}.get(given.value.text)
+    if name is None:
+        draft.say(given.text, "refused", "use --precision bf16 or fp32")
+    else:
+        draft.say(given.text, "translated", "", draft.put("precision", name))
+
+
+def _taken(
+    words: Sequence[Word], table: Mapping[str, Option], draft: Draft, ends: Callable[[Word], bool]
+) -> tuple[list[Given], list[Word]]:
+    """Return the options at the beginning of the words, and the words after them; unknown ones are refused."""
+    found: list[Given] = []
+    at = 0
+    while at < len(words) and words[at].text.startswith("-") and not _names_module(words[at]):
+        pair = words[at].cut("=") if words[at].text.startswith("--") else None
+        name = (pair[0] if pair else words[at]).text.lstrip("-").replace("-", "_")
+        option = table.get(name)
+        after = words[at + 1 : at + 2]
+        n_more = (
+            option.takes if option else int(bool(after) and not after[0].text.startswith("-") and not ends(after[0]))
+        )
+        if name in ("genv", "env") and after and "=" in after[0].text:
+            n_more = 1
+        values = [pair[1]] if pair else [*words[at + 1 : at + 1 + n_more]]
+        text = " ".join(word.spelled for word in words[at : at + 1 + (0 if pair else n_more)])
+        at += 1 + (0 if pair else n_more)
+        if option is None:
+            like = nearest(name, [*table])
+            meant = f"did you mean --{like}? " if like else ""
+            draft.say(text, "refused", f"{meant}whet launch --help has its options; or keep your launcher: it starts "
+                      "python -m whet as it did the script")  # fmt: skip
+        else:
+            found.append(Given(name, text, values))
+    return found, [*words[at:]]
+
+
+def _names_module(word: Word) -> bool:
+    """Return whether a module follows, as after python -m."""
+    return word.text.lstrip("-") in ("m", "module")
+
+
+def _applied(draft: Draft, found: Sequence[Given], table: Mapping[str, Option]) -> None:
+    for given in found:
+        table[given.name].act(draft, given)
+
+
+_PYTHON = re.compile(r"python[\d.]*$")
+
+
+def _begins(word: Word) -> bool:
+    """Return whether the program of a launcher begins with this word."""
+    name = word.text.rsplit("/", 1)[-1]
+    return bool(_PYTHON.match(name)) or name.endswith(".py") or name in _LAUNCHERS or name in ("bash", "sh", "env")
+
+
+def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    draft.ranks.launched = True
+    n_rows = len(draft.rows)
+    found, rest = _taken(words, _MPI, draft, _begins)
+    _applied(draft, found, _MPI)
+    ranks = draft.ranks
+    if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
+        draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
+    _place_ranks(draft)
+    if any(word.text == ":" for word in rest):
+        draft.say(":", "refused", "whet launch starts one command: write one line for it")
+    if n_rows == len(draft.rows):
+        draft.say(name, "translated", _OVER_SSH, "whet launch")
+    return rest
+
+
+def _place_ranks(draft: Draft) -> None:
+    """Give each host the ranks that MPI gives it: of as many hosts as there are ranks for, in their order."""
+    ranks = draft.ranks
+    total = int(ranks.total.text) if ranks.total is not None and ranks.total.text.isdigit() else None
+    per_host = int(ranks.per_host.text) if ranks.per_host is not None and ranks.per_host.text.isdigit() else None
+    hosts = _named_hosts(ranks)
+    if ranks.total is None:
+        return
+    if not hosts:
+        if "hostfile" in ranks.options and ranks.per_host is None:
+            why = "say how many ranks each host gets: whet launch --nproc_per_node N, or slots=N in the file"
+            draft.say(f"{ranks.total.text} ranks on the hosts of {ranks.options['hostfile'].text}", "refused", why)
+        return
+    if total is None:
+        return
+    wanted = _wanted(hosts, total, per_host)
+    if wanted is None:
+        names = ", ".join(name for name, _ in hosts)
+        why = f"whet launch takes --hosts name:ranks: divide them among {names}"
+        draft.say(f"{total} ranks on {len(hosts)} hosts", "refused", why)
+    elif wanted != [(name, per_host or slots) for name, slots in hosts]:
+        ranks.options.pop("hostfile", None)
+        equal = {n for _, n in wanted}
+        ranks.per_host = Word.of(equal.pop()) if len(equal) == 1 else None
+        ranks.hosts = [name if ranks.per_host else f"{name}:{n}" for name, n in wanted]
+    elif per_host is None and "hostfile" not in ranks.options:
+        ranks.hosts = [f"{name}:{n}" for name, n in wanted]
+
+
+def _named_hosts(ranks: Ranks) -> list[tuple[str, int | None]]:
+    """Return the hosts and their slots that the line or a file on this machine names."""
+    from whet.launch.over_ssh import hosts_of_file, hosts_of_option
+
+    try:
+        if ranks.hosts:
+            return [(host.name, host.slots) for host in hosts_of_option(",".join(ranks.hosts))]
+        if "hostfile" in ranks.options:
+            path = Path(ranks.options["hostfile"].text).expanduser()
+            return [(host.name, host.slots) for host in hosts_of_file(path)]
+    except ConfigError:
+        pass
+    return []
+
+
+def _wanted(hosts: Sequence[tuple[str, int | None]], total: int, per_host: int | None) -> list[tuple[str, int]] | None:
+    """Return the ranks of each host that has any; None if the numbers do not say it."""
+    if per_host is None and any(slots is None for _, slots in hosts):
+        per_host = total // len(hosts) if total % len(hosts) == 0 else None
+        if per_host is None:
+            return None
+    found: list[tuple[str, int]] = []
+    for name, slots in hosts:
+        n = min(per_host or slots or 1, total - sum(count for _, count in found))
+        found += [(name, n)] if n else []
+    return found if sum(count for _, count in found) == total else None
+
+
+def _torchrun(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    draft.ranks.launched = True
+    found, rest = _taken(words, _TORCHRUN, draft, _begins)
+    given = {one.name: one.value.text for one in found}
+    nnodes = given.get("nnodes", "1")
+    by_rendezvous = nnodes != "1" and "node_rank" not in given
+    if not {"nproc_per_node", "nnodes", "standalone"} & given.keys() or ":" in nnodes or by_rendezvous:
+        n_own = len(words) - len(rest)
+        draft.ranks.stays = [Word.of("torchrun"), *words[:n_own], Word.of("-m")]
+        why = (
+            "it counts nodes that come and go, and starts whet as it did the script"
+            if by_rendezvous or ":" in nnodes
+            else "Kubeflow sets its options by variables; on a machine without them whet alone does the same"
+        )
+        draft.say(" ".join([name, *(one.text for one in found)]), "kept", why)
+        return rest
+    one_node = [one for one in found if not (nnodes == "1" and one.name in _OF_NODES)]
+    for one in found:
+        if one not in one_node:
+            draft.say(one.text, "done", "there is one node, and its ranks meet on 127.0.0.1")
+    _applied(draft, one_node, _TORCHRUN)
+    if "nproc_per_node" not in given:
+        draft.ranks.per_host = Word.of(1)
+    return rest
+
+
+_OF_NODES = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
+
+
+def _deepspeed(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    draft.ranks.launched = True
+    found, rest = _taken(words, _DEEPSPEED, draft, _begins)
+    _applied(draft, found, _DEEPSPEED)
+    if not found:
+        draft.say(name, "translated", "one rank for each NUMA node; deepspeed starts one for each GPU", "whet launch")
+    return rest
+
+
+def _ipexrun(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    draft.ranks.launched = draft.ranks.binds = True
+    found, rest = _taken(words, _IPEXRUN, draft, _begins)
+    why = "it binds to physical cores, and preloads an allocator and Intel's OpenMP library where they are installed"
+    draft.say(name, "translated", why, "whet launch")
+    _applied(draft, found, _IPEXRUN)
+    return rest[1:] if rest and rest[0].text == "xpu" else rest
+
+
+def _accelerate(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    found, rest = _taken(words, _of_accelerate(), draft, _begins)
+    items = [(one.name, one.text, one.value if one.values else Word.of("true")) for one in found]
+    accelerate.translate_flags(draft, items, nested=draft.ranks.launched)
+    return rest
+
+
+def _of_accelerate() -> dict[str, Option]:
+    def nothing(draft: Draft, given: Given) -> None:
+        """Its value is read with all others."""
+
+    return {name: Option(takes, nothing) for name, takes in accelerate.FLAGS.items()}
+
+
+def _stays(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    """Keep a launcher whose ranks whet knows by their variables."""
+    n_own = next((number for number, word in enumerate(words) if _begins(word)), len(words))
+    draft.ranks.launched = True
+    draft.ranks.stays = [Word.of(name), *words[:n_own], Word.of("python"), Word.of("-m")]
+    text = " ".join([name, *(word.text for word in words[:n_own])])
+    draft.say(text, "kept", "whet knows its ranks by their variables")
+    return words[n_own:]
+
+
+Peel = Callable[[Draft, str, list[Word]], list[Word]]
+_LAUNCHERS: Mapping[str, Peel] = {
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.real", "orterun", "prterun"), _mpi),
+    "torchrun": _torchrun,
+    "deepspeed": _deepspeed,
+    **dict.fromkeys(("ipexrun", "ipexrun.py"), _ipexrun),
+    "accelerate-launch": _accelerate,
+    **dict.fromkeys(("srun", "flux", "jsrun", "aprun"), _stays),
+}
+_MODULES: Mapping[str, str] = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "torch.distributed.elastic.run": "torchrun",
+    "accelerate.commands.launch": "accelerate-launch",
+    "intel_extension_for_pytorch.cpu.launch": "ipexrun",
+    "intel_pytorch_extension.launch": "ipexrun",
+    "torch.backends.xeon.run_cpu": "ipexrun",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Modules that python -m runs -> the launcher that they are."""
+_PREFIXES = {
+    "nohup": "", "setsid": "", "exec": "", "command": "", "stdbuf": "oei", "nice": "n", "ionice": "cn", "time": "of",
+    "numactl": "CNmip", "taskset": "", "caffeinate": "", "unbuffer": "",
+}  # fmt: skip
+"""Programs that run the rest of a line -> the letters of their options that take a value."""
+_RUNNERS = {
+    ("uv", "run"),
+    ("poetry", "run"),
+    ("pipenv", "run"),
+    ("pdm", "run"),
+    ("conda", "run"),
+    ("micromamba", "run"),
+}
+_DROPPED = {"exec", "command", "time"}
+"""Prefixes that say nothing about the run."""
+
+
+def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
+    """Return the script, or the module after a dot, and its words; what stands before them goes into the draft."""
+    rest, module = [*words], False
+    while rest:
+        word, name = rest[0], rest[0].text.rsplit("/", 1)[-1]
+        pair = word.cut("=")
+        if pair and re.fullmatch(r"[A-Za-z_]\w*", pair[0].text):
+            draft.given_variables[pair[0].text] = pair[1]
+            rest = rest[1:]
+        elif name == "env":
+            rest = _after_env(draft, rest[1:])
+        elif name in _PREFIXES:
+            rest = _after_prefix(draft, name, rest)
+        elif tuple(one.text for one in rest[:2]) in _RUNNERS:
+            draft.prefix += rest[:2]
+            rest = rest[2:]
+        elif name == "accelerate" and rest[1:2] and rest[1].text == "launch":
+            rest = _accelerate(draft, "accelerate launch", rest[2:])
+        elif name in _LAUNCHERS:
+            rest = _LAUNCHERS[name](draft, name, rest[1:])
+        elif name in ("bash", "sh") and rest[1:2] and rest[1].text in ("-c", "-lc", "-ec") and rest[2:]:
+            nested = [one for one in read(rest[2].text).commands if one.words]
+            draft.given_variables |= {key: value for one in nested for key, value in one.variables.items()}
+            rest = nested[-1].words if nested else []
+        elif _PYTHON.match(name):
+            rest, module = _after_python(rest[1:])
+            continue
+        elif _names_module(word):
+            rest, module = rest[1:], True
+            continue
+        elif module and word.text in _MODULES:
+            rest = [Word.of(_MODULES[word.text]), *rest[1:]]
+        else:
+            return (f".{word.text}" if module else word.text), rest[1:]
+        module = False
+    return "", []
+
+
+def _after_env(draft: Draft, words: list[Word]) -> list[Word]:
+    at = 0
+    while at < len(words) and words[at].text.startswith("-"):
+        if words[at].text == "-u":
+            draft.given_variables.pop(words[at + 1].text, None)
+            at += 1
+        at += 1
+    return words[at:]
+
+
+def _after_python(words: list[Word]) -> tuple[list[Word], bool]:
+    """Return the words after Python's own options, and whether the first is a module."""
+    at = 0
+    while at < len(words) and words[at].text.startswith("-"):
+        if words[at].text == "-m":
+            return words[at + 1 :], True
+        at += 2 if words[at].text in ("-W", "-X") else 1
+    return words[at:], False
+
+
+def _after_prefix(draft: Draft, name: str, words: list[Word]) -> list[Word]:
+    at, letters = 1, _PREFIXES[name]
+    while at < len(words) and words[at].text.startswith("-"):
+        at += 2 if words[at].text.lstrip("-") in tuple(letters) and words[at].text[1] != "-" else 1
+    if name == "taskset":
+        at += 1  # the list of CPUs, or the mask
+    text = " ".join(word.text for word in words[:at])
+    if name in ("numactl", "taskset") and draft.ranks.launched:
+        draft.say(text, "done", _BOUND)
+    elif name not in _DROPPED:
+        draft.prefix += words[:at]
+        why = "whet uses the cores that it may" if name in ("numactl", "taskset") else ""
+        draft.say(text, "kept", why)
+    return words[at:]

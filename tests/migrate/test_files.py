@@ -1,0 +1,225 @@
+"""Configurations of other programs, and scripts: the options and the launcher's arguments that say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from migrations import migrate
+
+from whet.cli.main import run
+
+_ACCELERATE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE", "debug": False, "distributed_type": "MULTI_CPU", "downcast_bf16": "no",
+    "enable_cpu_affinity": False, "ipex_config": {"ipex": True},
+    "machine_rank": 0, "main_process_ip": "127.0.0.1", "main_process_port": 29500, "main_training_function": "main",
+    "mixed_precision": "bf16", "num_machines": 1, "num_processes": 4, "rdzv_backend": "static", "same_network": True,
+    "tpu_env": [], "tpu_use_cluster": False, "tpu_use_sudo": False, "use_cpu": True,
+}  # fmt: skip
+_FSDP = {
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_cpu_ram_efficient_loading": True, "fsdp_offload_params": False, "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+    "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_sync_module_states": True, "fsdp_use_orig_params": True,
+    "fsdp_activation_checkpointing": True,
+}  # fmt: skip
+_ZERO = {
+    "gradient_accumulation_steps": 4, "gradient_clipping": 1.0, "offload_optimizer_device": "cpu",
+    "offload_param_device": "none", "zero3_init_flag": True, "zero3_save_16bit_model": True, "zero_stage": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "command"),
+    [
+        ({}, "whet launch --nproc_per_node 4 -- qa --use_cpu --precision bf16"),
+        ({"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}, "whet qa --use_cpu"),
+        ({"distributed_type": "FSDP", "fsdp_config": _FSDP},
+         "whet launch --nproc_per_node 4 -- qa --use_cpu --fsdp shard_grad_op --gradient_checkpointing "
+         "--precision bf16"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": _ZERO},
+         "whet launch --nproc_per_node 4 -- qa --use_cpu --gradient_accumulation_steps 4 --max_grad_norm 1.0 "
+         "--zero_stage 3 --precision bf16"),
+        ({"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1"},
+         "whet launch --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500 -- qa "
+         "--use_cpu --precision bf16"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default", "dynamo_use_dynamic": False}},
+         "whet launch --nproc_per_node 4 -- qa --use_cpu --torch_compile_backend inductor "
+         "--torch_compile_mode default --precision bf16"),
+        ({"mpirun_config": {"mpirun_ccl": "1", "mpirun_hostfile": "/h"}, "num_processes": 2},
+         "whet launch --hostfile /h -- qa --use_cpu --precision bf16"),
+    ],
+)  # fmt: skip
+def test_configuration_of_accelerate(changed: dict[str, Any], command: str, tmp_path: Path) -> None:
+    path = tmp_path / "default_config.yaml"
+    path.write_text(yaml.safe_dump(_ACCELERATE | changed))
+    found = migrate(str(path), "--task", "qa")
+    words = sorted(found.command.split())
+    assert (found.code, words) == (0, sorted(command.split()))
+    assert found.said("ipex: true")[0] == "no effect"
+
+
+def test_configuration_without_a_task_is_a_part_of_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(_ACCELERATE))
+    assert run(["migrate", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "whet launch --nproc_per_node 4 -- TASK --use_cpu --precision bf16\n"
+    assert "in place of TASK put qa, classify, tag or lm" in shown.err
+
+
+def test_accelerate_launch_reads_the_file_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "accelerate" / "default_config.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(_ACCELERATE))
+    words = "run_qa.py --model_name_or_path m --dataset_name squad --do_train --output_dir o"
+    end = words.removeprefix("run_qa.py ")
+    wanted = {f"whet launch --nproc_per_node {n} -- qa --use_cpu --precision bf16 {end}" for n in (4, 2)}
+    named = migrate(f"accelerate launch --config_file {path} {words}").command
+    over = migrate(f"accelerate launch --config_file {path} --num_processes 2 {words}").command
+    assert {named, over} == wanted
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    own = migrate(f"accelerate launch {words}")
+    assert own.command == named
+    assert str(path) in own.rows("translated")
+
+
+_DEEPSPEED: dict[str, Any] = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+                                                 "warmup_num_steps": "auto"}},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True,
+                          "allgather_bucket_size": 2e8},
+    "gradient_accumulation_steps": 2, "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": 4,
+}  # fmt: skip
+
+
+def test_configuration_of_deepspeed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(_DEEPSPEED))
+    found = migrate(str(path), "--task", "lm")
+    assert (found.code, found.command) == (0, f"whet launch -- lm --deepspeed {path}")
+    assert found.said("gradient_clipping: auto") == ("done", "it takes the value of whet's option")
+    assert found.rows()["zero_optimization.stage: 2"]["status"] == "kept"
+
+
+def test_configuration_of_deepspeed_that_whet_refuses_becomes_options(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    other = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}}
+    path.write_text(json.dumps(_DEEPSPEED | other | {"curriculum_learning": {"enabled": True}}))
+    found = migrate(str(path), "--task", "lm")
+    assert found.code == 78
+    options = {"--zero_stage 3", "--per_device_train_batch_size 4", "--gradient_accumulation_steps 2"}
+    assert all(option in found.command for option in options)
+    assert "--deepspeed" not in found.command
+    assert "memory of a cpu alone" in found.said("zero_optimization.offload_param.device: nvme")[1]
+    assert any(given.startswith("curriculum_learning") for given in found.rows("refused"))
+
+
+def test_line_with_a_configuration_of_deepspeed(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(_DEEPSPEED))
+    words = "--model_name_or_path m --dataset_name d --do_train --output_dir o"
+    found = migrate(f"deepspeed --num_gpus 2 run_clm.py {words} --deepspeed {path}")
+    assert (found.code, found.command) == (
+        0, f"whet launch --nproc_per_node 2 -- lm {words} --deepspeed {path} --packing",
+    )  # fmt: skip
+    path.write_text(json.dumps(_DEEPSPEED | {"amp": {"enabled": True}}))
+    refused = migrate(f"deepspeed --num_gpus 2 run_clm.py {words} --deepspeed {path}")
+    assert (refused.code, "--deepspeed" in refused.command) == (78, False)
+    gone = migrate(f"deepspeed run_clm.py {words} --deepspeed gone.json")
+    assert (gone.code, "--deepspeed gone.json" in gone.command) == (0, True)
+    assert "its keys were not checked" in gone.said("gone.json")[1]
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_options_in_a_file(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"args.{suffix}"
+    values = {"model_name_or_path": "m", "dataset_name": "squad", "do_train": True, "output_dir": "o", "no_cuda": True,
+              "evaluation_strategy": "epoch", "learning_rate": 3e-5, "report_to": ["none"]}  # fmt: skip
+    path.write_text(json.dumps(values) if suffix == "json" else yaml.safe_dump(values))
+    words = {"--model_name_or_path m", "--dataset_name squad", "--do_train", "--output_dir o", "--use_cpu",
+             "--eval_strategy epoch", "--learning_rate 3e-05", "--report_to none"}  # fmt: skip
+    for found in (migrate(str(path), "--task", "qa"), migrate(f"python run_qa.py {path}")):
+        assert found.code == 0
+        assert found.command.startswith("whet qa ")
+        assert all(word in found.command for word in words)
+
+
+def test_configuration_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    values = {"model_name_or_path": "m", "dataset_name": "d", "max_length": 512, "learning_rate": 1e-4,
+              "env": {"HF_HUB_OFFLINE": 1}}  # fmt: skip
+    path.write_text(yaml.safe_dump(values))
+    found = migrate(f"trl sft --config {path} --learning_rate 2e-4 --num_processes 2")
+    assert found.code == 0
+    assert found.command.startswith("HF_HUB_OFFLINE=1 whet launch --nproc_per_node 2 -- lm ")
+    assert "--learning_rate 2e-4" in found.command
+    assert migrate("trl sft --config gone.yaml").code == 78
+
+
+_SCRIPT = """
+import os
+from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments
+NAME = "distilbert-base-uncased"
+model = AutoModelForQuestionAnswering.from_pretrained(NAME)
+data = load_dataset("json", data_files={"train": "t.json", "validation": "v.json"})
+args = TrainingArguments("out", num_train_epochs=2, evaluation_strategy="epoch", no_cuda=True,
+                         run_name=os.environ["NAME"])
+trainer = Trainer(model=model, args=args, train_dataset=data["train"])
+trainer.train(resume_from_checkpoint=True)
+trainer.evaluate()
+"""
+
+
+def test_script_with_training_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_SCRIPT)
+    found = migrate(str(path))
+    assert (found.code, found.command) == (
+        78, "whet qa --model_name_or_path distilbert-base-uncased --train_file t.json --validation_file v.json "
+        "--output_dir out --num_train_epochs 2 --eval_strategy epoch --use_cpu --do_train --do_eval",
+    )  # fmt: skip
+    assert found.said("run_name=os.environ['NAME']")[0] == "refused"
+    assert "whet.Trainer" in found.said(str(path))[1]
+
+
+def test_script_with_the_arguments_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "sft.py"
+    path.write_text(
+        "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig(output_dir='o', max_length=256, packing=True)\n"
+        "trainer = SFTTrainer(model='m', args=args, train_dataset=load_dataset('d', split='train'))\ntrainer.train()\n"
+    )
+    found = migrate(str(path))
+    assert (found.code, found.command) == (
+        0, "whet lm --output_dir o --max_length 256 --packing false --model_name_or_path m --dataset_name d --do_train "
+        "--learning_rate 2e-5",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.py", "print(1)\n", "makes no arguments of a training"),
+        ("a.py", "print(\n", "cannot be read"),
+        ("a.json", "{", "cannot be read"),
+        ("a.sh", "echo nothing\n", "no script in it is one that whet knows"),
+        ("a.sh", "python run_mlm.py --do_train\n", "whet has no command for masked language models"),
+        ("a.sh", "python run_glue_no_trainer.py --lr 1\n", "use run_glue.py"),
+        ("a.sh", b"\xff\xfe", "not UTF-8"),
+    ],
+)  # fmt: skip
+def test_file_that_holds_nothing_to_migrate(
+    name: str, text: str | bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert run(["migrate", str(path)]) == 78
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert not shown.out

@@ -1,0 +1,193 @@
+"""What starts a run: launchers, prefixes, variables of the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from migrations import migrate
+
+_RUN = "run_qa.py --model_name_or_path m --dataset_name squad --do_train --output_dir o"
+_END = _RUN.removeprefix("run_qa.py ")
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("python", "whet qa"),
+        ("python3.11 -u -W ignore", "whet qa"),
+        ("env TOKENIZERS_PARALLELISM=false python", "TOKENIZERS_PARALLELISM=false whet qa"),
+        ("CUDA_VISIBLE_DEVICES=0 python", "CUDA_VISIBLE_DEVICES=0 whet qa"),
+        ("numactl -C 0-31 -m 0 python", "numactl -C 0-31 -m 0 whet qa"),
+        ("numactl --cpunodebind=0 --membind=0 python", "numactl --cpunodebind=0 --membind=0 whet qa"),
+        ("taskset -c 0-31 nohup python", "taskset -c 0-31 nohup whet qa"),
+        ("bash -c 'python {}'", "whet qa"),
+        ("uv run python", "uv run whet qa"),
+        # torch
+        ("torchrun --nproc_per_node 4", "whet launch --nproc_per_node 4 -- qa"),
+        ("torchrun --standalone --nproc-per-node=4", "whet launch --nproc_per_node 4 -- qa"),
+        ("torchrun --nproc_per_node 1", "whet qa"),
+        ("torchrun --nproc_per_node auto", "whet launch --nproc_per_node auto -- qa"),
+        ("torchrun", "torchrun -m whet qa"),
+        ("python -m torch.distributed.run --nproc_per_node 2 --max_restarts 3",
+         "whet launch --nproc_per_node 2 --max_restarts 3 -- qa"),
+        ("python -m torch.distributed.launch --nproc_per_node=2 --use_env", "whet launch --nproc_per_node 2 -- qa"),
+        ("torchrun --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29400 --nproc_per_node 2",
+         "whet launch --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29400 -- qa"),
+        ("torchrun --nnodes 1:4 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint a:1",
+         "torchrun --nnodes 1:4 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint a:1 -m whet qa"),
+        # MPI
+        ("mpirun -np 2 python", "whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 1 python", "whet qa"),
+        ("mpiexec.hydra -n 4 -ppn 2 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
+        ("mpirun -n 4 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
+        ("mpirun -n 2 -ppn 1 -hosts a,b,c python", "whet launch --nproc_per_node 1 --hosts a,b -- qa"),
+        ("mpirun -np 6 -H a:4,b:4 python", "whet launch --hosts a:4,b:2 -- qa"),
+        ("mpirun -H a:2,b:2 -np 4 --bind-to none --mca btl tcp,self -x OMP_NUM_THREADS=24 python",
+         "whet launch --hosts a:2,b:2 -- qa"),
+        ("mpirun --hostfile h --map-by ppr:2:node -x HF_HOME=/d -x NAME=v python",
+         "HF_HOME=/d NAME=v whet launch --nproc_per_node 2 --hostfile h --env NAME -- qa"),
+        ("mpirun -n 2 -genv I_MPI_PIN_DOMAIN=socket -genv KMP_BLOCKTIME 1 -bootstrap ssh python -u",
+         "KMP_BLOCKTIME=1 whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 4 -ppn 4 accelerate launch", "whet launch --nproc_per_node 4 -- qa"),
+        ("mpirun -n 2 numactl -N 0 python", "whet launch --nproc_per_node 2 -- qa"),
+        # others
+        ("ipexrun", "whet launch --nproc_per_node 1 -- qa"),
+        ("ipexrun --nnodes 2 --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
+         "whet launch --nproc_per_node 2 --hostfile h --kept_free_cores 2 --memory_allocator jemalloc -- qa"),
+        ("python -m intel_extension_for_pytorch.cpu.launch --distributed --nproc_per_node=2 --enable_tcmalloc",
+         "whet launch --nproc_per_node 2 --memory_allocator tcmalloc -- qa"),
+        ("python -m torch.backends.xeon.run_cpu --throughput-mode", "whet launch -- qa"),
+        ("accelerate launch", "whet qa"),
+        ("accelerate launch --num_processes 4", "whet launch --nproc_per_node 4 -- qa"),
+        ("accelerate launch --num_machines 2 --num_processes 4 --machine_rank 1 --main_process_ip 10.0.0.1",
+         "whet launch --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 -- qa"),
+        ("python -m accelerate.commands.launch --multi_gpu --num_processes=2", "whet launch --nproc_per_node 2 -- qa"),
+        ("deepspeed --num_gpus 2", "whet launch --nproc_per_node 2 -- qa"),
+        ("deepspeed --include localhost:0,1 --master_port 9901", "whet launch --nproc_per_node 2 -- qa"),
+        ("deepspeed --bind_cores_to_rank", "whet launch -- qa"),
+        ("srun -N 2 --ntasks-per-node=2 python", "srun -N 2 --ntasks-per-node=2 python -m whet qa"),
+    ],
+)  # fmt: skip
+def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate keeps a configuration of its own
+    found = migrate(line.format(_RUN) if "{}" in line else f"{line} {_RUN}")
+    assert (found.code, found.command) == (0, f"{start} {_END}")
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "why"),
+    [
+        ("mpirun -n 4 --frobnicate python", "--frobnicate", "keep your launcher"),
+        ("mpirun -n 4 --hostfil h python", "--hostfil h", "did you mean --hostfile?"),
+        ("torchrun --nproc_per_nod 2", "--nproc_per_nod 2", "did you mean --nproc_per_node?"),
+        ("ipexrun --ncores-per-instance 8 --ninstances 1", "--ncores-per-instance 8", "numactl -C"),
+        ("ipexrun --ninstances 4", "--ninstances 4", "several runs"),
+        ("accelerate launch --tpu", "--tpu", "whet runs on CPUs and NVIDIA's GPUs"),
+        ("accelerate launch --config_file gone.yaml", "--config_file gone.yaml", "the file is not here"),
+        ("accelerate launch --mixed_precision fp8", "--mixed_precision fp8", "--precision"),
+        ("mpirun -f hosts -n 4 python", "4 ranks on the hosts of hosts", "--nproc_per_node N"),
+    ],
+)
+def test_option_of_a_launcher_that_is_not_carried_out(
+    line: str, given: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = migrate(f"{line} {_RUN}")
+    assert found.code == 78
+    status, said = found.said(given)
+    assert status == "refused"
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "start"),
+    [
+        ("node1\nnode2\n", "-n 4", "--nproc_per_node 2 --hosts node1,node2"),
+        ("node1\nnode2\n", "-n 4 -ppn 2", "--nproc_per_node 2 --hostfile {hosts}"),
+        ("node1\nnode2\nnode3\n", "-n 4 -ppn 2", "--nproc_per_node 2 --hosts node1,node2"),
+        ("node1 slots=3\nnode2 slots=1\n", "-n 4", "--hostfile {hosts}"),
+        ("node1 slots=3\nnode2 slots=3\n", "-n 4", "--hosts node1:3,node2:1"),
+    ],
+)
+def test_ranks_of_a_hostfile_that_is_here(hosts: str, options: str, start: str, tmp_path: Path) -> None:
+    """MPI takes as many hosts of it as there are ranks for, and whet launch takes every one."""
+    path = tmp_path / "hosts"
+    path.write_text(hosts)
+    found = migrate(f"mpirun -f {path} {options} python {_RUN}")
+    assert (found.code, found.command) == (0, f"whet launch {start.format(hosts=path)} -- qa {_END}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched", "alone"),
+    [
+        ("OMP_NUM_THREADS=24", "", "OMP_NUM_THREADS=24 "),
+        ("KMP_AFFINITY=granularity=fine,compact,1,0", "", "KMP_AFFINITY=granularity=fine,compact,1,0 "),
+        ("CCL_ATL_TRANSPORT=ofi FI_PROVIDER=tcp I_MPI_DEBUG=4 UCX_TLS=tcp", "", ""),
+        ("MASTER_ADDR=127.0.0.1 MASTER_PORT=29500", "", "MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "),
+        ("HF_DATASETS_OFFLINE=1 OWN_VARIABLE='a b'", "HF_DATASETS_OFFLINE=1 OWN_VARIABLE='a b' ",
+         "HF_DATASETS_OFFLINE=1 OWN_VARIABLE='a b' "),
+        ("TRANSFORMERS_CACHE=/c WANDB_DISABLED=true", "HF_HUB_CACHE=/c ", "HF_HUB_CACHE=/c "),
+        ("GLOO_SOCKET_IFNAME=eth0", "", "GLOO_SOCKET_IFNAME=eth0 "),
+        ("HF_TOKEN=hf_abcdefghijklmnopqrst", "", ""),
+        ("IPEX_VERBOSE=1 ACCELERATE_LOG_LEVEL=info", "", ""),
+    ],
+)  # fmt: skip
+def test_variables_with_a_launcher_and_without(variables: str, launched: str, alone: str) -> None:
+    found = migrate(f"{variables} mpirun -n 2 python {_RUN}")
+    assert (found.code, found.command) == (0, f"{launched}whet launch --nproc_per_node 2 -- qa {_END}")
+    found = migrate(f"{variables} python {_RUN}")
+    assert (found.code, found.command) == (0, f"{alone}whet qa {_END}")
+    assert len(found.rows()) == variables.count("=") - variables.count("=fine") + 4
+
+
+def test_variables_that_are_options_of_whet() -> None:
+    found = migrate(f"CUDA_VISIBLE_DEVICES= ACCELERATE_MIXED_PRECISION=bf16 python {_RUN}")
+    assert found.command == f"whet qa {_END} --use_cpu --precision bf16"
+    found = migrate(f"ACCELERATE_USE_CPU=true NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=0 python {_RUN}")
+    assert found.command == f"whet qa {_END} --use_cpu"
+    found = migrate(f"MASTER_ADDR=10.0.0.1 mpirun -hosts a,b -ppn 1 python {_RUN}")
+    assert found.command == f"whet launch --nproc_per_node 1 --hosts a,b --master_addr 10.0.0.1 -- qa {_END}"
+
+
+@pytest.mark.parametrize(
+    ("value", "start"),
+    [
+        ("/usr/lib/libjemalloc.so.2", "whet launch --nproc_per_node 1 --memory_allocator jemalloc"),
+        ("$CONDA_PREFIX/lib/libiomp5.so:$LD_PRELOAD", "whet launch --nproc_per_node 1 --openmp intel"),
+        ("/usr/lib/libown.so:/usr/lib/libtcmalloc.so",
+         "LD_PRELOAD=/usr/lib/libown.so whet launch --nproc_per_node 1 --memory_allocator tcmalloc"),
+    ],
+)  # fmt: skip
+def test_preloaded_libraries(value: str, start: str) -> None:
+    assert migrate(f"LD_PRELOAD={value} python {_RUN}").command == f"{start} -- qa {_END}"
+    assert migrate(f"LD_PRELOAD=/x.so python {_RUN}").command == f"LD_PRELOAD=/x.so whet qa {_END}"
+
+
+def test_values_that_only_the_shell_knows_stay() -> None:
+    line = 'mpirun -np $N python run_qa.py --model_name_or_path $MODEL --train_file "$DATA/a b.json" --do_train'
+    found = migrate(f"{line} --output_dir ~/out --num_train_epochs $EPOCHS --bf16 $MORE")
+    assert (found.code, found.command) == (
+        0,
+        'whet launch --nproc_per_node "$N" -- qa --model_name_or_path "$MODEL" --train_file "$DATA"\'/a b.json\' '
+        '--do_train --output_dir ~/out --num_train_epochs "$EPOCHS" --bf16 $MORE',
+    )
+
+
+def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:
+    script = tmp_path / "glue.sh"
+    script.write_text(
+        "set -e\ncd examples\nsource env/bin/activate\npip install -r requirements.txt\nMODEL=bert-base-cased\n"
+        "ARGS=(--do_train --do_eval)\nCUDA_VISIBLE_DEVICES=0\n"
+        "for TASK in mrpc cola; do\n  python run_glue.py --model_name_or_path $MODEL --task_name mrpc "
+        '"${ARGS[@]}" --output_dir out/$TASK/ 2>&1 | tee log.$TASK\ndone\n'
+        "python run_qa.py --model_name_or_path $MODEL --dataset_name squad --do_eval --output_dir qa && echo done\n"
+    )
+    found = migrate(str(script))
+    assert found.code == 0
+    first, second = (one["command"].replace(" \\\n    ", " ") for one in found.found["runs"])
+    assert first.endswith('--do_train --do_eval --output_dir out/"$TASK"/')
+    assert second == "whet qa --model_name_or_path bert-base-cased --dataset_name squad --do_eval --output_dir qa"
+    assert found.said("cd examples") == ("kept", "run it before, as now")
+    assert "not exported" in found.said("CUDA_VISIBLE_DEVICES=0")[1]
