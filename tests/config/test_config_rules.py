@@ -134,7 +134,7 @@ _SHARING = {
     },
     "shared_weights_are_moved_by_torch": {"zero_stage": 2, "auto_find_batch_size": True},
     "shared_weights_have_an_optimizer_by_element": {"zero_stage": 3, "optim": "adafactor"},
-    "config_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
+    "deepspeed_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
     "deepspeed_goes_alone": {"precision": "fp16", "deepspeed": {"zero_optimization": {"stage": 1}}},
 }
 _FILES = {"dataset_name": None}

@@ -70,10 +70,10 @@ def test_row_of_an_optimizer_has_what_its_readers_need() -> None:
         assert row.instead or not (row.package or row.on_cpu), f"{name} does not work everywhere: what does?"
 
 
-@pytest.mark.parametrize("name", [name for name, one in registry.ENTRIES.items() if one.kind and not one.build])
+@pytest.mark.parametrize("name", [one.name for one in registry.entries() if one.kind and not one.build])
 def test_row_of_an_optimizer_has_the_settings_of_its_class(name: str) -> None:
     """One that it does not have could not be built; one that is missing would refuse what the class can do."""
-    entry = registry.ENTRIES[name]
+    entry = registry.entry(name)
     assert entry.kind is not None
     takes = {one for cls in entry.kind.__mro__ for one in inspect.signature(cls.__init__).parameters}
     read = {"betas": entry.betas, "eps": entry.epsilon or "eps" in entry.options}
