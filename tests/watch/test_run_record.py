@@ -74,6 +74,9 @@ def test_steps_have_the_losses_of_the_log_and_the_time_of_each_part(encoder: Pat
     assert {"data", "forward_backward", "update"} == first.seconds.keys()
     assert second.seconds.keys() == first.seconds.keys() | {"evaluation", "saving"}
     assert 0 < sum(second.seconds.values()) <= second.time - first.time + 0.01
+    # as many rows in each: the speed counts neither the evaluation nor the checkpoint between them
+    of_steps = [sum(one.seconds[part] for part in ("data", "forward_backward", "update")) for one in (first, second)]
+    assert second.rows_per_s * of_steps[1] == pytest.approx(first.rows_per_s * of_steps[0], rel=0.01)
     assert [one.step for one in found.evaluations] == [2, 4, 4], "the last one is of the trained model"
     assert "eval_f1" in found.evaluations[0].metrics
     assert [one.folder for one in found.saves] == ["checkpoint-2", "checkpoint-4"]
@@ -145,7 +148,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
         "recorder = Recorder(sys.argv[1], {})\n"
         "with recorder.ends({}):\n"
         "    recorder.begin(state)\n"
-        "    for n in range(1, 4): recorder.step(state, Progress(n, n), loss=1.0)\n"
+        "    for n in range(1, 4): recorder.step(state, Progress(n, n, 1.0 * n), loss=1.0)\n"
         "print('done')"
     )
     done = subprocess.run(

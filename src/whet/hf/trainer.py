@@ -654,7 +654,8 @@ class _Recording(TrainerCallback):
         if args.device.type != "cpu":  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
         n_rows = n_steps * (state.train_batch_size or 0) * args.gradient_accumulation_steps * args.world_size
-        progress = record.Progress(n_steps, n_rows, state.num_input_tokens_seen or None, dict(seconds))
+        n_tokens = state.num_input_tokens_seen or None
+        progress = record.Progress(n_steps, n_rows, self._clock.training_s, n_tokens, None, dict(seconds))
         self._recorder.step(state, progress, logged=logged, **figures)
 
 

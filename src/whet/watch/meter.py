@@ -147,6 +147,11 @@ class Clock:
         """Add time to this part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
+    @property
+    def training_s(self) -> float:
+        """Seconds of the steps, without evaluations and saves."""
+        return sum(self.seconds.get(part, 0.0) for part in ("data", "forward_backward", "update"))
+
 
 @dataclass
 class Meter:

@@ -109,8 +109,12 @@ class Progress:
 
     n_steps: int
     n_rows: int
+    training_s: float
+    """What the steps have taken, without evaluations and saves."""
     n_tokens: int | None = None
     """Real tokens; None if nobody counts them."""
+    left_s: float | None = None
+    """Seconds until the training is done; None: as the steps so far say."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Part of the work -> the seconds that it has taken: data, forward_backward, update, evaluation, saving."""
 
@@ -126,14 +130,13 @@ class Recorder:
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
         self._train_s = 0.0
-        self._before = Progress(0, 0)
-        self._before_s = self._last_s
+        self._before = Progress(0, 0, 0.0)
 
     def begin(self, state: Any) -> None:
         """Write the first line of a training, whose counters these are, before its first step."""
         self._write_begin(state.max_steps, state.global_step or None)
-        self._began_s = self._before_s = time.perf_counter()
-        self._before = Progress(0, 0)
+        self._began_s = time.perf_counter()
+        self._before = Progress(0, 0, 0.0)
 
     @property
     def is_due(self) -> bool:
@@ -145,15 +148,17 @@ class Recorder:
 
         `figures` are loss, learning_rate and grad_norm. `logged`: the line is that of a log entry.
         """
-        now_s, before = time.perf_counter(), self._before
+        before = self._before
         n_steps = progress.n_steps - before.n_steps
         if not n_steps or (logged and not self.is_due and self._is_large()):
             return False
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
-        training_s = max(now_s - self._before_s - seconds.get("evaluation", 0.0) - seconds.get("saving", 0.0), 1e-9)
+        training_s = max(progress.training_s - before.training_s, 1e-9)
         n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
-        pace_s = (now_s - (self._began_s or now_s)) / progress.n_steps
-        self._before, self._before_s = progress, now_s
+        left_s = progress.left_s
+        if left_s is None:
+            left_s = (state.max_steps - state.global_step) * progress.training_s / progress.n_steps
+        self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
@@ -161,7 +166,7 @@ class Recorder:
             tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
             rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
             resident_bytes=memory.resident_bytes(),
-            eta_s=round((state.max_steps - state.global_step) * pace_s, 1),
+            eta_s=round(left_s, 1),
             seconds={name: round(value, 4) for name, value in seconds.items()},
         )  # fmt: skip
         return True
@@ -307,11 +312,14 @@ class RunRecorder:
     def _step(self, state: Any, *, logged: bool = False, loss: float | None = None) -> None:
         if (meter := self._meter) is None or not self._losses:
             return
-        seconds = meter.clock.seconds
+        seconds, clock = meter.clock.seconds, meter.clock
         if not self._on_cpu:  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
+        progress = Progress(
+            meter.n_steps, meter.n_rows, clock.training_s, meter.n_tokens, meter.pace.left_s, dict(seconds)
+        )
         is_written = self._recorder.step(
-            state, Progress(meter.n_steps, meter.n_rows, meter.n_tokens, dict(seconds)), logged=logged,
+            state, progress, logged=logged,
             loss=sum(self._losses) / len(self._losses) if loss is None else loss,
             learning_rate=meter.learning_rate, grad_norm=meter.grad_norm,
         )  # fmt: skip
