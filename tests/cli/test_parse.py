@@ -36,8 +36,8 @@ _EXPERTS = {
 }  # fmt: skip
 _TEACHER = {"teacher_model": None, "distillation_temperature": 2.0, "distillation_alpha": 0.5}
 _SPLITS = {"train_split_name": "train", "validation_split_name": "validation", "test_split_name": "test"}
-_OWN = {**_SPLITS, "skip_bad": False, "seeds": 1, "report_html": True, "resize_token_embeddings": None, **_LORA,
-        **_EXPERTS, **_TEACHER}  # fmt: skip
+_OWN = {**_SPLITS, "skip_bad": False, "seeds": 1, "report_html": True, "dry_run": False,
+        "resize_token_embeddings": None, **_LORA, **_EXPERTS, **_TEACHER}  # fmt: skip
 
 
 def test_the_options_and_defaults_of_run_qa() -> None:

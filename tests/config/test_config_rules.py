@@ -164,6 +164,7 @@ _RUN = {
         {"moe_experts": 8},
         {"do_train": True, "freeze_layers": 1, "cache_frozen_trunk": True},
     ),
+    "dry_run_has_a_training": ({"dry_run": True}, {"do_eval": True}),
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
         {"seeds": 2},

@@ -23,9 +23,11 @@ from torch.utils.checkpoint import checkpoint
 import engine
 import whet
 from tiny import arguments, losses, plain_torch, tiny_model, tiny_rows
+from whet.config import methods
 from whet.errors import ConfigError
 from whet.kernels import gpu_attention, packed_attention
 from whet.log import logger
+from whet.methods import capture
 from whet.models import captured
 
 
@@ -68,7 +70,8 @@ class Recording(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let CPU passes be recorded, by the operators that a GPU without flash kernels runs."""
-    monkeypatch.setattr(captured, "have_graphs", lambda: True)
+    for module in (methods, capture):
+        monkeypatch.setattr(module, "have_graphs", lambda: True)
     monkeypatch.setattr(captured, "cuda_graphs", lambda device: Recording)
     monkeypatch.setattr(packed_attention, "plain", gpu_attention.attend)
     Recording.made = Recording.replays = 0

@@ -68,4 +68,4 @@ def test_model_without_a_question_answering_head_is_refused(
     assert run(_words(tmp_path, *parts)) == EXIT_BAD_CONFIG
     told = capsys.readouterr().err
     assert message in told
-    assert "albert, bert, camembert, deberta" in told
+    assert "albert, bert, camembert, data2vec-text, deberta" in told

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import WRONG, record_run, write_confusion, write_errors
+from report_runs import WRONG, record_run, write_confusion, write_errors
 
 from whet import report
 from whet.report.runs import UNKNOWN

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from page_parts import Page
-from recorded_runs import (
+from report_runs import (
     FORECAST,
     SETTINGS,
     UNSURE,

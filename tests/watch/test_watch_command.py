@@ -115,7 +115,8 @@ def test_a_new_size_of_the_window_changes_the_next_picture(tmp_path: Path) -> No
     screen.wait_for(lambda text: len(_FRAME.split(text)) > 2)
     screen.resize(50)
     screen.wait_for(lambda _: any(max(map(len, one)) == 50 for one in screen.pictures() if one))
-    write_run(tmp_path / "out", 30, end="finished")
+    with (tmp_path / "out" / "run.jsonl").open("a", encoding="utf-8") as file:
+        file.write(f'{{"event": "end", "time": {time.time()}, "status": "finished", "metrics": {{}}}}\n')
     screen.wait_for(lambda _: screen.process.poll() is not None)
     assert screen.process.returncode == 0
     assert max(map(len, screen.pictures()[-1])) == 50

@@ -110,7 +110,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "fit", "memory", "hardware", "time", "json", *training.main),
+        main=("task", "fit", "memory", "hardware", *training.main),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -239,6 +239,13 @@ def _shown(ways: Sequence[Any] | None) -> list[str]:
 
 def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path:
     """Write rows of the task that fill the length which the settings allow; return their file."""
+    if task.sample is None:
+        raise ConfigError(
+            what="there are no rows to plan with",
+            got=f"whet plan {task.name} without data",
+            why=f"whet {task.name} has no rows to make up: the lengths of yours decide memory and time",
+            fix="add --train_file FILE, or --dataset_name NAME",
+        )
     n_rows = max(_LEAST_ROWS, 2 * args.train_rows_per_step)
     suffix, text = task.sample(job, n_rows)
     path = folder / f"{_MADE_UP}{suffix}"

@@ -60,6 +60,13 @@ class MethodSettings:
     """Whether activations wait in the host's memory for backward."""
 
 
+def have_graphs() -> bool:
+    """Return whether this machine has a device with graphs."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def may_use_graphs(args: Any) -> bool:
     """Return whether these arguments, of a command or of whet.Trainer, let passes on a GPU be launched as one.
 
@@ -80,7 +87,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         last_block=args.last_block_tokens,
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
-        cuda_graphs=may_use_graphs(args) and args.device.type == "cuda",
+        cuda_graphs=may_use_graphs(args) and have_graphs(),
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
         freeze_layers=args.freeze_layers,
         offload=args.activation_offload,

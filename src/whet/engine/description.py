@@ -32,8 +32,6 @@ from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
 from whet.optim import registry
-from whet.plan import show
-from whet.plan.memory import MemoryForecast
 from whet.watch import files as output_files
 
 _LABEL = 11
@@ -46,13 +44,11 @@ _BUSY = 1.5
 
 
 def of_training(
-    prepared: Prepared, precision: str, counters: TrainerState, optimizer: Optimizer, *, state_is_known: bool,
-    forecast: MemoryForecast | None = None,
-) -> list[str]:  # fmt: skip
+    prepared: Prepared, precision: str, counters: TrainerState, optimizer: Optimizer, *, state_is_known: bool
+) -> list[str]:
     """Return the lines of a training run, just before its first step; `precision` is it in words.
 
-    `state_is_known`: whether whet made the optimizer, and knows how much state it will have. `forecast`: the run's
-    memory; None: it is not known.
+    `state_is_known`: whether whet made the optimizer, and knows how much state it will have.
     """
     args = prepared.args
     micro_rows = counters.train_batch_size or args.per_device_train_batch_size
@@ -64,9 +60,7 @@ def of_training(
         ],
         "recipe": recipes.described(args),
         "deepspeed": _of_deepspeed(args),
-        "memory": _memory(prepared, optimizer, state_is_known=state_is_known)
-        if forecast is None
-        else show.in_short(forecast),
+        "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
         "saves": _saves(args, counters),
     }
     if counters.global_step > 0:

@@ -22,7 +22,7 @@ from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import TRAINJOB
 from whet.config.ranks import here, require_output_for_restarts, restarted
-from whet.engine import description, forecast
+from whet.engine import description
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
 from whet.engine.prepare import Ready, align_special_tokens, follow_own_switch, prepare
@@ -31,7 +31,6 @@ from whet.engine.safe_points import guarded
 from whet.engine.sync import Sync, require_complete
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
-from whet.hardware import memory
 from whet.log import logger
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
@@ -101,7 +100,6 @@ class Engine:
         own = [*_default_callbacks(spec.args, self.device), first_gradients, *spec.callbacks]
         self.events = Events(spec.args, own, model=self.model, processing_class=spec.processing_class)
         self.events.send("on_init_end", self.state)
-        self._held = forecast.Held(resident_bytes=memory.resident_bytes() or 0)
 
     _loop: TrainingLoop | None
     """The training that runs now."""
@@ -309,12 +307,9 @@ class Engine:
 
     def _show_start(self, run: Run, counters: TrainerState, optimizer: Optimizer) -> None:
         known = self.spec.optimizers[0] is None  # the size of its state, before the first step
-        rows = counters.train_batch_size or run.args.per_device_train_batch_size
-        found = forecast.at_start(run, self.precision.name, optimizer, self._held, rows) if known else None
         precision = self._precision_in_words()
-        lines = description.of_training(run, precision, counters, optimizer, state_is_known=known, forecast=found)
+        lines = description.of_training(run, precision, counters, optimizer, state_is_known=known)
         self._show(lines)
-        forecast.warn_if_too_large(found)
 
     def _show(self, lines: Sequence[str]) -> None:
         """Print the lines; only write them to run.log if the callback that shows the run was removed."""

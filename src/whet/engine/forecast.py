@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from whet import console
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine import description
@@ -22,8 +21,6 @@ from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.hardware.memory import available_bytes, resident_bytes
-from whet.log import logger
-from whet.methods import compile_blocks as compiling
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
 from whet.objectives.base import Objective
@@ -83,27 +80,6 @@ def of_run(
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
     return Forecast(anatomy=sizes, workload=work, memory=max(found, key=lambda one: one.peak_bytes))
-
-
-def at_start(run: Run, precision: str, optimizer: Optimizer, held: Held, micro_rows: int) -> MemoryForecast | None:
-    """Return the memory of a run that is about to begin; None if it cannot be forecast: the log says why."""
-    if run.device.type != "cpu" or compiling.is_on(run.model):
-        return None
-    try:
-        return of_run(run, precision, optimizer, held, Rehearsal(), micro_rows=micro_rows).memory
-    except Exception as error:  # a model of a user's own may do anything with its numbers, which are not there
-        logger.info("no forecast of memory: %s: %s", type(error).__name__, " ".join(str(error).split())[:200])
-        return None
-
-
-def warn_if_too_large(forecast: MemoryForecast | None) -> None:
-    """Log a warning if the run will not fit, and how to find settings that do."""
-    if forecast is not None and not forecast.fits and forecast.free_bytes is not None:
-        logger.warning(
-            "this run is forecast to need %s, and %s are free: a smaller --per_device_train_batch_size with more"
-            " --gradient_accumulation_steps, or --gradient_checkpointing true, needs less",
-            console.amount(forecast.peak_bytes), console.amount(forecast.free_bytes),
-        )  # fmt: skip
 
 
 # ---- memory ----

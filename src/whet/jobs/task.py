@@ -63,8 +63,9 @@ class Task:
     """What it honours of `HONOURED_BY_CALLS` and `HONOURED_BY_LOSSES`; the others are refused."""
     prepare: Callable[[Any, TrainingArguments, Mapping[str, Any]], Any]
     """Returns the TaskRun over these examples, by split. `begin` calls it."""
-    sample: Callable[[Any, int], tuple[str, str]]
-    """Returns a file of so many examples that fill the rows which `job` allows: its suffix and its text."""
+    sample: Callable[[Any, int], tuple[str, str]] | None = None
+    """Returns a file of so many examples that fill the rows which `job` allows: its suffix and its text. None: a plan
+    needs data."""
     predict: Callable[[PredictArguments, Mapping[str, Any]], int] | None = None
     """Writes the predictions that `whet predict` asks for; returns the exit code. Its second argument is the `reading`
     of the run that trained the model, empty for a model that was trained elsewhere. None: it has nothing to predict."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from whet.config import deepspeed, recipes
+from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import options_of, printable
 from whet.data.store import RowStore
@@ -151,7 +151,11 @@ class TaskRun:
 
 def _settings(asked: JobFields, args: TrainingArguments, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return every setting: its value, secrets masked, and where that came from if it is not the default."""
-    set_by_file = {} if args.deepspeed is None else deepspeed.values_for({"deepspeed": args.deepspeed})
+    set_by_file: Mapping[str, Any] = {}
+    if args.deepspeed is not None:
+        from whet.config import deepspeed
+
+        set_by_file = deepspeed.values_for({"deepspeed": args.deepspeed})
 
     def source(name: str, value: Any, default: Any) -> str | None:
         if name in sources:

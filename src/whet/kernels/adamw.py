@@ -7,14 +7,13 @@ one scale, its largest magnitude; the last block of a tensor is shorter.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.kernels.library import library
-from whet.kernels.operator import DTYPES, call
+from whet.kernels.operator import DTYPES, call, kept_table
 from whet.kernels.rows_in_use import RowsInUse, rows_in_use_of
 
 BLOCK = 256
@@ -250,7 +249,7 @@ def zero_codes(shape: torch.Size, *, signed: bool) -> Codes:
     return Codes(torch.zeros(shape, dtype=torch.uint8), torch.zeros(blocks), signed)
 
 
-@cache
+@kept_table
 def dynamic_map(signed: bool) -> Tensor:
     """Return the value of each code (256,), float64.
 

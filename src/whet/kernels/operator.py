@@ -6,8 +6,8 @@ what a compiled graph needs of it (`graph.py`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled
 from torch.autograd import function
 from torch.profiler import record_function
+from torch.utils._python_dispatch import _disable_current_modes
 
 from whet.errors import ConfigError
 from whet.kernels.library import Library, library
@@ -108,6 +109,21 @@ def rehearsed() -> Iterator[None]:
 def is_rehearsed() -> bool:
     """Return whether such a block runs: weights have sizes and no values, and nothing can be learnt from results."""
     return _REHEARSED[0] > 0
+
+
+def kept_table(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a function makes of plain arguments, tables of numbers: its last 256 results.
+
+    They are computed in a rehearsal too, whose results are no numbers: a later pass would read them.
+    """
+    known = lru_cache(maxsize=256)(function)
+
+    @wraps(function)
+    def found(*given: Any) -> Any:
+        with _disable_current_modes() if is_rehearsed() else nullcontext():
+            return known(*given)
+
+    return found
 
 
 def rows_of(x: Tensor) -> tuple[int, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from whet.kernels.matrix import input_gradient, product_of
-from whet.kernels.operator import once_differentiable
+from whet.kernels.operator import kept_table, once_differentiable
 
 MOST = 127
 """The largest code."""
@@ -132,7 +131,7 @@ def linear(x: Tensor, weight: Codes, bias: Tensor | None = None) -> Tensor:
     return _Linear.apply(x, weight, None) + bias if bias.requires_grad else _Linear.apply(x, weight, bias)
 
 
-@cache
+@kept_table
 def _pairs(device: torch.device) -> Tensor:
     """Return the two numbers of each byte, (256, 2)."""
     bytes_ = torch.arange(256, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.card import Card
-from whet.config.methods import MethodSettings
+from whet.config.methods import MethodSettings, have_graphs
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import captured, record
 from whet.models.packed import GRAPHS, packed_model
@@ -26,7 +26,7 @@ STAGE = Stage.COMPILATION
 def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     """Let training passes of the packed model run as graphs once it is on a GPU; None without one."""
     packed = packed_model(view.model)
-    if not settings.cuda_graphs or packed is None or not captured.have_graphs():
+    if not settings.cuda_graphs or packed is None or not have_graphs():
         return None
     record.keep(packed.module, GRAPHS, captured.Passes())
     return Applied(CARD.name, "training passes of one size are launched as one")

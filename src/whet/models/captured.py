@@ -86,11 +86,6 @@ class CudaGraph:
         self._graph.replay()
 
 
-def have_graphs() -> bool:
-    """Return whether this machine has a device with graphs."""
-    return torch.cuda.is_available()
-
-
 def cuda_graphs(device: torch.device) -> Callable[[], Graph] | None:
     """Return what makes graphs for this device; None if it has none."""
     if device.type != "cuda":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -155,8 +155,7 @@ class PackedModel:
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
         self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
-        graphs = self.by_graphs() if batch.cu_seqlens is not None and batch.cu_seqlens.is_cuda else nullcontext()
-        with explained(self.module, batch.inputs), self.placement.at(position), graphs:
+        with explained(self.module, batch.inputs), self.placement.at(position), self.by_graphs():
             return self.module(**batch.inputs)
 
     def encode(self, *given: Any, **options: Any) -> Any:

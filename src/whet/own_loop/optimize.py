@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from whet.config import environment
+from whet.config import environment, methods
 from whet.config.fields import LastBlockTokens, PaddingInLoss
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
@@ -116,7 +116,7 @@ def _change(
         raise _no_family(model)
     settings = MethodSettings(
         operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block, pooled=encoder.pooled,
-        cuda_graphs=cuda_graphs and torch.cuda.is_available(), checkpointing="theirs",
+        cuda_graphs=cuda_graphs and methods.have_graphs(), checkpointing="theirs",
     )  # fmt: skip
     order.apply(ModelView(model), settings)
 

@@ -64,14 +64,3 @@ def _settings(sizes: Anatomy) -> str:
 
 def _row(name: str, amount: str, share: str) -> str:
     return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
-
-
-def in_short(forecast: MemoryForecast) -> list[str]:
-    """Return the parts of the line about memory at the start of a run: the peak, and its largest parts."""
-    free = "" if forecast.free_bytes is None else f" of {console.amount(forecast.free_bytes)} free"
-    parts = sorted(forecast.parts.items(), key=lambda part: -part[1])
-    shown = [f"{_SHORT[name]} {console.amount(n_bytes)}" for name, n_bytes in parts if name in _SHORT]
-    return [f"{console.amount(forecast.peak_bytes)}{free} forecast", *shown]
-
-
-_SHORT = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations"}

@@ -9,7 +9,6 @@ alike, to padding too. So all padding tokens of a row have the same state, and o
 number of others exactly.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from whet.kernels.attention_spec import Relative
 from whet.kernels.batch_position import BatchPosition, Drop
 from whet.kernels.dropout import dropout
 from whet.kernels.linear import linear
+from whet.kernels.operator import kept_table
 from whet.kernels.packed_attention import attend
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
@@ -93,7 +93,7 @@ def vectors_by_distance(encoder: Any, reach: int) -> tuple[int, Tensor | None, T
     return first, places, vectors
 
 
-@lru_cache(maxsize=256)
+@kept_table
 def _places_on(n_buckets: int, most: int, reach: int, device: torch.device) -> tuple[int, int, Tensor]:
     """Return the first row and the end of `places_by_distance`, and these places, counted from the first row."""
     places = places_by_distance(n_buckets, most, reach)
