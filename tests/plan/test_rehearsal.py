@@ -18,6 +18,7 @@ from tiny import FAMILIES, tiny_model, tiny_rows
 from whet.engine.forecast import Forecast, Held, of_run
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.kernels.library import library
+from whet.models.families import deberta
 from whet.plan.rehearsal import Memory, Rehearsal, Trace
 from whet.precision import policy
 
@@ -155,3 +156,13 @@ def test_a_trace_knows_what_was_alive_at_its_peak_and_all_that_it_allocated() ->
     trace = Trace(memories, [0, 1, ~0, 2, ~1, ~2])
     assert trace.peak() == (4000, {1, 2})
     assert trace.turnover_bytes == 5000
+
+
+def test_tables_that_are_kept_have_their_numbers_after_a_rehearsal() -> None:
+    """DeBERTa's places by distance pass through a logarithm: the next training reads what is kept here."""
+    here = torch.device("cpu")
+    with Rehearsal():
+        found = deberta._places_on(8, 16, 77, here)  # a size that no other test has
+    wanted = deberta.places_by_distance(8, 16, 77)
+    assert (found[0], found[1]) == (int(wanted.min()), int(wanted.max()) + 1)
+    assert torch.equal(deberta._places_on(8, 16, 77, here)[2], (wanted - found[0]).int())
