@@ -75,7 +75,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("columns", [80, 60])
 def test_a_training_is_watched_from_its_start_to_its_end(columns: int, encoder: Path, tmp_path: Path) -> None:
-    words = words_of(encoder, tmp_path / "out", max_steps=120, logging_steps=1, eval_steps=60, save_steps=60)
+    words = words_of(encoder, tmp_path / "out", max_steps=400, logging_steps=1, eval_steps=200, save_steps=200)
     with subprocess.Popen([sys.executable, "-m", "whet", *words], stdout=subprocess.DEVNULL) as training:
         until = time.monotonic() + 60
         while not (tmp_path / "out" / ".whet.lock").exists() and time.monotonic() < until:
@@ -89,10 +89,10 @@ def test_a_training_is_watched_from_its_start_to_its_end(columns: int, encoder: 
     assert any("  running " in line for picture in pictures for line in picture)
     last = "\n".join(pictures[-1])
     assert "  finished " in last
-    assert "120 of 120, 100%" in last
+    assert "400 of 400, 100%" in last
     assert re.search(r"│ loss +[\d.]+ [▁▂▃▄▅▆▇█]{9}", last)
     assert re.search(r"│ scores +exact match [\d.]+, f1 ", last)
-    assert "checkpoint-120" in last
+    assert "checkpoint-400" in last
     assert "\x1b[?1049l" in screen.shown(), "the terminal's first screen is back"
 
 

@@ -166,7 +166,7 @@ class Recorder:
             tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
             rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
             resident_bytes=memory.resident_bytes(),
-            eta_s=round(left_s, 1),
+            eta_s=round(left_s, 3),
             seconds={name: round(value, 4) for name, value in seconds.items()},
         )  # fmt: skip
         return True
