@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +28,11 @@ _TEXTS = [
 
 
 @pytest.mark.parametrize("text", _TEXTS)
-def test_words_are_those_of_bash(text: str) -> None:
+def test_words_are_those_of_bash(text: str, tmp_path: Path) -> None:
     show = "import sys; sys.stderr.write(repr(sys.argv[1:]) + chr(10))"
     program = f"prog() {{ {sys.executable} -c '{show}' \"$@\" 2>&3; }}; "
-    done = subprocess.run(
-        ["bash", "-c", f"{program}exec 3>&1 1>/dev/null; {text}\nwait"], capture_output=True, text=True, check=False
-    )
+    script = f"{program}exec 3>&1 1>/dev/null; {text}\nwait"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     found = [[word.text for word in one.words[1:]] for one in read(text).commands if one.name == "prog"]
     assert sorted(map(repr, found)) == sorted(done.stdout.splitlines()), done.stderr
 
