@@ -31,7 +31,6 @@ from hf_runs import (
 )
 
 import whet
-from whet.watch import record
 
 
 def classify(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
@@ -86,9 +85,6 @@ def test_killed_run_resumes_bitwise(kind: str, event: str, step: int, tmp_path: 
     assert resumed == [0], output(tmp_path / "r")
     for name in ("checkpoint-8", "checkpoint-12"):
         assert same(weights(tmp_path / "whole" / name), weights(tmp_path / "cut" / name)), name
-    recorded = record.read(tmp_path / "cut")
-    assert [one.begin["resumed_from"] for one in recorded.attempts] == [None, step - step % 4]
-    assert [one.step for one in recorded.steps] == list(range(1, 13))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +99,6 @@ def test_two_killed_ranks_resume_bitwise(kind: str, tmp_path: Path) -> None:
     resumed = forked(lambda _: make(tmp_path / "cut", **changes).train(resume_from_checkpoint=True), tmp_path / "r", 2)
     assert resumed == [0, 0], output(tmp_path / "r")
     assert same(weights(tmp_path / "whole" / "checkpoint-12"), weights(tmp_path / "cut" / "checkpoint-12"))
-    assert [one.begin["resumed_from"] for one in record.read(tmp_path / "cut").attempts] == [None, 4], "by rank 0 alone"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,10 @@ import copy
 import functools
 import inspect
 import math
-import shlex
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,17 +26,15 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback, trainer
+from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import SaveStrategy, has_length
+from transformers.trainer_utils import SaveStrategy
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
-from whet.config.rules.training import RECORD_NAME
-from whet.config.secrets import hidden, in_variables
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import MASK, NonFiniteError, StorageError, hide_secrets
+from whet.errors import NonFiniteError, StorageError
 from whet.hf import between_ranks, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
 from whet.hf.state import (
@@ -71,11 +66,9 @@ from whet.precision import compare
 from whet.store import find, manifest, schema, write
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import write_state
-from whet.strict_json import jsonable
 from whet.watch import files as output_files
-from whet.watch import guard, lock, record, stop
+from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
-from whet.watch.meter import Clock
 
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
@@ -110,7 +103,6 @@ class Trainer(transformers.Trainer):
     """The model, and its encoders that compute batches without padding."""
     _n_nonfinite = 0
     _memory: guard.MemoryGuard | None = None
-    _clock = Clock()
 
     @functools.wraps(transformers.Trainer.__init__)
     def __init__(self, model: Any = None, args: Any = None, *more: Any, tokenizer: Any = None, **named: Any) -> None:
@@ -159,21 +151,7 @@ class Trainer(transformers.Trainer):
             self._random_of_step, self._n_nonfinite = None, 0
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
-            with self._recorded(output_dir) if writes and self.is_world_process_zero() else nullcontext():
-                return super().train(resumed, trial, ignore_keys_for_eval)
-
-    @contextmanager
-    def _recorded(self, output_dir: Path) -> Iterator[None]:
-        """Record the training in run.jsonl within the block."""
-        self._clock = Clock()
-        recorder = record.Recorder(output_dir, _facts_of(self))
-        callback = _Recording(recorder, self._clock)
-        self.add_callback(callback)
-        try:
-            with recorder.ends(callback.metrics):
-                yield
-        finally:
-            self.remove_callback(callback)
+            return super().train(resumed, trial, ignore_keys_for_eval)
 
     def get_train_dataloader(self) -> Any:
         """Return transformers' loader, whose random numbers follow from (seed, epoch, batch).
@@ -233,8 +211,7 @@ class Trainer(transformers.Trainer):
         if first or self.args.world_size == 1:
             self._stop_if_asked()
         plain = type(self).compute_loss is Trainer.compute_loss and self.compute_loss_func is None
-        targets = self._targets_of(inputs, loss_alone=plain and self.label_smoother is None)
-        with self._clock.of("forward_backward"), targets:
+        with self._targets_of(inputs, loss_alone=plain and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
@@ -450,10 +427,6 @@ class Trainer(transformers.Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Let transformers write the checkpoint into a hidden folder, and publish it once it is complete."""
-        with self._clock.of("saving"):
-            self._write_checkpoint(model, trial)
-
-    def _write_checkpoint(self, model: nn.Module, trial: Any) -> None:
         output_dir, step = Path(self._get_output_dir(trial)), self.state.global_step
         if self._folders is None or self._folders.output_dir != output_dir:
             self._folders = Folders(output_dir, None, is_first=self.is_world_process_zero())
@@ -476,8 +449,7 @@ class Trainer(transformers.Trainer):
             logger.warning("training continues without this checkpoint: %s", error)
             return
         if self.args.push_to_hub:
-            with _record_stays_here():
-                super()._push_from_checkpoint(str(target))
+            super()._push_from_checkpoint(str(target))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             write.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
@@ -509,13 +481,7 @@ class Trainer(transformers.Trainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload a checkpoint once it has its name, not while it is being written."""
         if self._saving_to is None:
-            with _record_stays_here():
-                super()._push_from_checkpoint(checkpoint_folder)
-
-    @functools.wraps(transformers.Trainer.push_to_hub)
-    def push_to_hub(self, *given: Any, **named: Any) -> Any:
-        with _record_stays_here():
-            return super().push_to_hub(*given, **named)
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model's files all or none, and the arguments as JSON in place of a pickle."""
@@ -589,130 +555,6 @@ class Trainer(transformers.Trainer):
             set_random_state(own, self.args.device)
         elif checkpoint is not None:
             logger.warning("%s has no random states of rank %d: dropout differs", checkpoint, self.args.process_index)
-
-
-class _Recording(TrainerCallback):
-    """Writes the lines of a training into its run.jsonl."""
-
-    def __init__(self, recorder: record.Recorder, clock: Clock) -> None:
-        self.metrics: dict[str, Any] = {}
-        """The figures of the training, once it has come to its end."""
-        self._recorder, self._clock = recorder, clock
-        self._first = self._n_predicted = 0
-        self._ended_s = self._began_s = 0.0
-        """When the last step ended, and when this one began."""
-        self._before: dict[str, float] = {}
-        """The seconds of each part when the last step ended, or this one began."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._recorder.begin(state)
-        self._first, self._ended_s, self._before = state.global_step, time.perf_counter(), {}
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._began_s = time.perf_counter()
-        self._clock.add("data", max(self._began_s - self._ended_s - self._spent("evaluation", "saving"), 0.0))
-        self._before = dict(self._clock.seconds)
-        if self._recorder.is_due:
-            groups = getattr(known.get("optimizer"), "param_groups", None)
-            self._step(args, state, learning_rate=groups[0]["lr"] if groups else None)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._ended_s = time.perf_counter()
-        self._clock.add("update", max(self._ended_s - self._began_s - self._spent("forward_backward"), 0.0))
-        self._before = dict(self._clock.seconds)
-
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
-        if "loss" in logs:
-            figures = {name: logs.get(name) for name in ("loss", "learning_rate", "grad_norm")}
-            self._step(args, state, logged=True, **figures)
-        elif "train_runtime" in logs:
-            self.metrics.update(logs)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._n_predicted += 1
-        if self._recorder.is_due:
-            batches: Any = known.get("eval_dataloader")
-            n_batches = len(batches) if has_length(batches) else None
-            self._recorder.evaluating(state.global_step, self._n_predicted, n_batches)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: Mapping[str, Any], **_: Any) -> None:
-        self._n_predicted = 0
-        self._clock.add("evaluation", sum(value for name, value in metrics.items() if name.endswith("_runtime")))
-        self._recorder.evaluation(state.global_step, metrics)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._recorder.save(state.global_step, find.folder_name(state.global_step))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._step(args, state)
-
-    def _spent(self, *parts: str) -> float:
-        return sum(self._clock.seconds.get(part, 0.0) - self._before.get(part, 0.0) for part in parts)
-
-    def _step(self, args: Any, state: Any, *, logged: bool = False, **figures: Any) -> None:
-        n_steps, seconds = state.global_step - self._first, self._clock.seconds
-        if args.device.type != "cpu":  # kernels of a GPU run later than the calls that start them
-            seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
-        n_rows = n_steps * (state.train_batch_size or 0) * args.gradient_accumulation_steps * args.world_size
-        n_tokens = state.num_input_tokens_seen or None
-        progress = record.Progress(n_steps, n_rows, self._clock.training_s, n_tokens, None, dict(seconds))
-        self._recorder.step(state, progress, logged=logged, **figures)
-
-
-def _facts_of(owner: Trainer) -> dict[str, Any]:
-    """Return what the record of a training begins with."""
-    args, model, rows = owner.args, owner.model, owner.train_dataset
-    weights = list(model.parameters())
-    name = getattr(getattr(model, "config", None), "name_or_path", None)
-    return {
-        "command": hide_secrets(shlex.join(hidden(["python", *sys.argv])[0])),
-        "settings": _settings_of(args),
-        "machine": record.machine(),
-        "model": {
-            "name": name or type(model).__name__,
-            "parameters": sum(one.numel() for one in weights),
-            "trainable": sum(one.numel() for one in weights if one.requires_grad),
-        },
-        "data": {"rows": len(rows) if isinstance(rows, Sized) else None, "tokens": None},
-    }
-
-
-def _settings_of(args: Any) -> dict[str, Any]:
-    """Return every field of the arguments: its value, secrets masked, and `from` where it is not the default."""
-    found = {}
-    for one in fields(args):
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
-        value = getattr(args, one.name, None)
-        shown = jsonable(getattr(value, "value", value))
-        text = isinstance(shown, str)
-        if text and in_variables([f"{one.name}={shown}"]):
-            shown = MASK
-        found[one.name] = {"value": hide_secrets(shown) if text else shown}
-        found[one.name] |= {} if value == default else {"from": "script"}
-    return found
-
-
-@contextmanager
-def _record_stays_here() -> Iterator[None]:
-    """Have transformers leave run.jsonl out of what it uploads: it names this machine and the command."""
-    module: Any = trainer
-    before = {name: getattr(module, name) for name in ("hf_api", "upload_folder") if hasattr(module, name)}
-
-    def upload(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        return call(*given, **named | {"ignore_patterns": [*(named.get("ignore_patterns") or []), RECORD_NAME]})
-
-    if "upload_folder" in before:
-        module.upload_folder = functools.partial(upload, before["upload_folder"])
-    if "hf_api" in before:
-        api = before["hf_api"]()
-        module.hf_api = lambda: SimpleNamespace(
-            create_repo=api.create_repo, upload_folder=functools.partial(upload, api.upload_folder)
-        )
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
 
 
 def _change(model: nn.Module, args: Any) -> None:
