@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import resource
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from tiny_qa import command, squad, write_json
 
+from no_room import run_without_room
 from terminal import on_terminal
 from whet.cli.main import run
 from whet.log import logger
@@ -136,10 +136,7 @@ def test_a_full_disk_costs_lines_of_the_log_and_nothing_else(tmp_path: Path) -> 
         "    for number in range(3): logger.info('line %d', number)\n"
         "print('done')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )  # fmt: skip
+    done = run_without_room(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr.count("run.log cannot be written") == 1
 

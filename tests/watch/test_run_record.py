@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from recorded_runs import words_of
 from tiny_qa import write_json
 
+from no_room import run_without_room
 from whet.cli.main import run
 from whet.errors import ConfigError
 from whet.watch import record
@@ -148,13 +148,10 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
         "recorder = Recorder(sys.argv[1], {})\n"
         "with recorder.ends({}):\n"
         "    recorder.begin(state)\n"
-        "    for n in range(1, 4): recorder.step(state, Progress(n, n, 1.0 * n), loss=1.0)\n"
+        "    for n in range(1, 4): recorder.step(state, Progress(n, n, n, 1.0 * n, 0.0), loss=1.0)\n"
         "print('done')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )  # fmt: skip
+    done = run_without_room(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr.count("run.jsonl cannot be written") == 1
 

@@ -109,14 +109,17 @@ class Progress:
 
     n_steps: int
     n_rows: int
+    n_tokens: int
+    """Real tokens."""
     training_s: float
     """What the steps have taken, without evaluations and saves."""
-    n_tokens: int | None = None
-    """Real tokens; None if nobody counts them."""
-    left_s: float | None = None
-    """Seconds until the training is done; None: as the steps so far say."""
+    left_s: float
+    """Seconds until the training is done."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Part of the work -> the seconds that it has taken: data, forward_backward, update, evaluation, saving."""
+
+
+_NOTHING_YET = Progress(n_steps=0, n_rows=0, n_tokens=0, training_s=0.0, left_s=0.0)
 
 
 class Recorder:
@@ -130,13 +133,13 @@ class Recorder:
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
         self._train_s = 0.0
-        self._before = Progress(0, 0, 0.0)
+        self._before = _NOTHING_YET
 
     def begin(self, state: Any) -> None:
         """Write the first line of a training, whose counters these are, before its first step."""
         self._write_begin(state.max_steps, state.global_step or None)
         self._began_s = time.perf_counter()
-        self._before = Progress(0, 0, 0.0)
+        self._before = _NOTHING_YET
 
     @property
     def is_due(self) -> bool:
@@ -154,19 +157,15 @@ class Recorder:
             return False
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
         training_s = max(progress.training_s - before.training_s, 1e-9)
-        n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
-        left_s = progress.left_s
-        if left_s is None:
-            left_s = (state.max_steps - state.global_step) * progress.training_s / progress.n_steps
         self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
             **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
-            tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
+            tokens_per_s=round((progress.n_tokens - before.n_tokens) / training_s, 1),
             rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
             resident_bytes=memory.resident_bytes(),
-            eta_s=round(left_s, 3),
+            eta_s=round(progress.left_s, 3),
             seconds={name: round(value, 4) for name, value in seconds.items()},
         )  # fmt: skip
         return True
@@ -316,7 +315,7 @@ class RunRecorder:
         if not self._on_cpu:  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
         progress = Progress(
-            meter.n_steps, meter.n_rows, clock.training_s, meter.n_tokens, meter.pace.left_s, dict(seconds)
+            meter.n_steps, meter.n_rows, meter.n_tokens, clock.training_s, meter.pace.left_s, dict(seconds)
         )
         is_written = self._recorder.step(
             state, progress, logged=logged,
