@@ -146,7 +146,7 @@ def test_a_busy_machine_is_measured_again_once_it_is_quiet(tmp_path: Path, monke
     machine.load = 3.0
     assert machine.rates(tmp_path).is_busy
     assert any("load 3.0" in text for text in machine.said)
-    machine.rates(tmp_path)  # still busy: no better rates are to be had
+    machine.rates(tmp_path)  # still busy: a second measurement would be no better
     assert machine.n_measured == 1
     machine.load = 0.2
     assert not machine.rates(tmp_path).is_busy

@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Trainer, TrainingArguments
 from tiny import FAMILIES, tiny_model, tiny_rows
-from whet.engine.forecast import Forecast, Held, of_run
+from whet.engine.forecast import Forecast, of_run
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.kernels.library import library
 from whet.models.families import deberta
 from whet.plan.rehearsal import Memory, Rehearsal, Trace
 from whet.precision import policy
 
-_HELD = Held(resident_bytes=500_000_000)
+_HELD_BYTES = 500_000_000
 
 
 class Alive(TorchDispatchMode):
@@ -122,7 +122,7 @@ def test_a_run_after_a_forecast_trains_bitwise_as_one_without(tmp_path: Path) ->
 
 
 def _forecast(trainer: Trainer, precision: str = "fp32") -> Forecast:
-    return of_run(trainer.planned(), precision, trainer.new_loop().optimizer, _HELD, Rehearsal())
+    return of_run(trainer.planned(), precision, trainer.new_loop().optimizer, _HELD_BYTES, Rehearsal())
 
 
 def test_checkpointing_and_in_backward_shrink_their_parts(tmp_path: Path) -> None:

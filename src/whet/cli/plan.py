@@ -20,6 +20,7 @@ from whet.config.command_line import Command
 from whet.config.rules.ranges import broken_if
 from whet.config.settings import checked, options_of
 from whet.errors import ConfigError, Problem
+from whet.models.loading.heads import CAUSAL_LM, head_named
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -181,12 +182,12 @@ def _by_model(name: str | None) -> str | None:
     if not name or not path.is_file():
         return None
     try:
-        architectures = json.loads(path.read_text("utf-8")).get("architectures") or [""]
+        named = json.loads(path.read_text("utf-8")).get("architectures") or []
     except (ValueError, AttributeError):
         return None
-    heads = {"ForQuestionAnswering": "qa", "ForTokenClassification": "tag", "ForSequenceClassification": "classify",
-             "ForCausalLM": "lm", "LMHeadModel": "lm"}  # fmt: skip
-    return next((task for head, task in heads.items() if str(architectures[0]).endswith(head)), None)
+    first = [str(one).replace("LMHeadModel", CAUSAL_LM.ending) for one in named[:1]]  # GPT-2's, of older names
+    head = head_named(first, [task.head for task in tasks.tasks()])
+    return next((task.name for task in tasks.tasks() if task.head is head), None)
 
 
 def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> int:

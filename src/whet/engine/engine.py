@@ -308,8 +308,7 @@ class Engine:
     def _show_start(self, run: Run, counters: TrainerState, optimizer: Optimizer) -> None:
         known = self.spec.optimizers[0] is None  # the size of its state, before the first step
         precision = self._precision_in_words()
-        lines = description.of_training(run, precision, counters, optimizer, state_is_known=known)
-        self._show(lines)
+        self._show(description.of_training(run, precision, counters, optimizer, state_is_known=known))
 
     def _show(self, lines: Sequence[str]) -> None:
         """Print the lines; only write them to run.log if the callback that shows the run was removed."""

@@ -26,7 +26,7 @@ from whet.models.fused.layers import GRADIENT
 from whet.objectives.base import Objective
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
-from whet.plan.allocator import Steps, gap_bytes, usual_gap_bytes
+from whet.plan.allocator import Steps, gap_bytes
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.memory import MemoryForecast
 from whet.plan.rehearsal import Rehearsal
@@ -53,29 +53,16 @@ class Forecast:
     memory: MemoryForecast
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """What this process holds before the first step of a run."""
-
-    resident_bytes: int
-    """All of it, once the model was prepared."""
-    planned: bool = False
-    """Whether the run is only planned: the weights are not in it, and no pass has run."""
-
-
-def of_run(
-    run: Run, precision: str, optimizer: Optimizer, held: Held, rehearsal: Rehearsal, *, micro_rows: int | None = None
-) -> Forecast:
+def of_run(run: Run, precision: str, optimizer: Optimizer, held_bytes: int, rehearsal: Rehearsal) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
 
-    `rehearsal` is that in which the model's weights were made, or a new one. `micro_rows`: the most rows of a
-    micro-batch; None: as the settings say.
+    `held_bytes` is what this process holds once the model was prepared, without its weights. `rehearsal` is that in
+    which these were made, or a new one.
     """
-    rows = micro_rows or run.args.per_device_train_batch_size
-    heaviest, sizes = _heaviest(run, rows), anatomy.of_model(run.model, run.args, precision)
-    work = _workload(run, rows, heaviest)
+    heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
+    work = _workload(run, heaviest)
     found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held).forecast(optimizer)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
@@ -95,7 +82,7 @@ class _Memory:
     sizes: Anatomy
     work: Workload
     rehearsal: Rehearsal
-    held: Held
+    held_bytes: int
 
     def forecast(self, optimizer: Optimizer) -> MemoryForecast:
         """Return the memory at the moment when it is most."""
@@ -104,9 +91,8 @@ class _Memory:
         tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
         weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), self._trained_bytes()
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
-        own = self.held.resident_bytes - data
         there = {
-            "program": own + _LATER_BYTES if self.held.planned else max(own - weights - tables, 0),
+            "program": self.held_bytes - data + _LATER_BYTES,
             "data": data,
             "weights": planned.weights + _bytes(model.buffers()),
             "average": 0 if args.weight_averaging_start is None else trained,
@@ -125,7 +111,7 @@ class _Memory:
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
-            free_bytes=_free(self.held, args.memory_limit_gb),
+            free_bytes=_free(self.held_bytes, args.memory_limit_gb),
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
@@ -139,10 +125,7 @@ class _Memory:
         return _KERNEL_BYTES * 2 * len(shapes) * len(n_tokens)
 
     def _step(self, state_bytes: int) -> dict[str, int]:
-        """Return what a step allocates, by part: of several micro-batches, when the gradients of the first are there.
-
-        What the allocator keeps in gaps is replayed for a run that is planned, and estimated for one that begins.
-        """
+        """Return what a step allocates, by part: of several micro-batches, with the gradients of the first there."""
         run, rehearsal = self.run, self.rehearsal
         largest = max(self.heaviest, key=lambda batch: batch.n_computed)
         gradients: set[int] = set()
@@ -160,19 +143,9 @@ class _Memory:
             rehearsal.restart()
             passes.run(policy.make(self.precision, run.device))
         trace = rehearsal.trace
-        if self.held.planned:
-            tokens = [max(batch.n_computed for batch in step) for step in self.work.steps]
-            gaps = gap_bytes(
-                trace,
-                Steps(
-                    largest.n_computed,
-                    tokens,
-                    self._tensors_of(state_bytes),
-                    checkpointing=self.sizes.checkpointing,
-                ),
-            )
-        else:
-            gaps = usual_gap_bytes(trace)
+        tokens = [max(batch.n_computed for batch in step) for step in self.work.steps]
+        kept = self.sizes.checkpointing
+        gaps = gap_bytes(trace, Steps(largest.n_computed, tokens, self._tensors_of(state_bytes), checkpointing=kept))
         return parts_of_memory.of_trace(trace, gradients, self.sizes.vocabulary) | {"allocator": gaps}
 
     def _tensors_of(self, state_bytes: int) -> list[int]:
@@ -201,10 +174,10 @@ class _Memory:
         return parts_of_memory.of_trace(rehearsal.trace, set(), self.sizes.vocabulary)
 
 
-def _free(held: Held, limit_gb: float | None) -> int | None:
+def _free(held_bytes: int, limit_gb: float | None) -> int | None:
     """Return what this process may use: what is free and what it holds, or less if the run has a limit of its own."""
     available = available_bytes()
-    free = None if available is None else available + (resident_bytes() or held.resident_bytes)
+    free = None if available is None else available + (resident_bytes() or held_bytes)
     limits = [free, int(limit_gb * 2**30) if limit_gb else None]
     return min((one for one in limits if one is not None), default=None)
 
@@ -229,24 +202,24 @@ def _bytes_of_rows(rows: Any) -> int:
 # ---- work ----
 
 
-def _heaviest(run: Run, micro_rows: int) -> list[Batch]:
+def _heaviest(run: Run) -> list[Batch]:
     """Return the micro-batches of the step that has the one with the most tokens."""
     order, lengths = run.plan.order, _lengths(run.train_dataset)
     if lengths is None:
         steps = np.linspace(0, run.plan.n_steps - 1, min(run.plan.n_steps, _READ)).astype(int)
-        found = [_batches(run, int(step), micro_rows) for step in dict.fromkeys(steps.tolist())]
+        found = [_batches(run, int(step)) for step in dict.fromkeys(steps.tolist())]
         return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
     most, at = -1.0, 0
     for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
         rows = order.epochs(epoch)[: order.batches_per_epoch * order.rows_per_batch]
-        starts = np.arange(0, len(rows), micro_rows * run.place.n_ranks)
+        starts = np.arange(0, len(rows), run.args.per_device_train_batch_size * run.place.n_ranks)
         loads = _loads(lengths[rows], starts, packed=run.objective.packed)
         step = epoch * order.steps_per_epoch + int(starts[int(loads.argmax())]) // (
             order.rows_per_batch * order.batches_per_step
         )
         if loads.max() > most and step < run.plan.n_steps:
             most, at = float(loads.max()), step
-    return _batches(run, at, micro_rows)
+    return _batches(run, at)
 
 
 def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:
@@ -260,9 +233,9 @@ def _lengths(rows: Any) -> np.ndarray | None:
     return rows.lengths if isinstance(rows, RowStore) else None
 
 
-def _batches(run: Run, step: int, micro_rows: int) -> list[Batch]:
+def _batches(run: Run, step: int) -> list[Batch]:
     """Return this rank's micro-batches of a step."""
-    pieces = micro_batches_of(run, run.plan.order.rows(step), micro_rows)
+    pieces = micro_batches_of(run, run.plan.order.rows(step), run.args.per_device_train_batch_size)
     return [run.objective.batch(run.train_dataset, rows, first, padded) for rows, first, padded, _ in pieces]
 
 
@@ -273,7 +246,7 @@ def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
     return _bytes(weights) + (0 if run.args.save_only_model else state)
 
 
-def _workload(run: Run, micro_rows: int, heaviest: Sequence[Batch]) -> Workload:
+def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
     plan, args = run.plan, run.args
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
     steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
@@ -289,7 +262,7 @@ def _workload(run: Run, micro_rows: int, heaviest: Sequence[Batch]) -> Workload:
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
-        steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n, micro_rows)) for n in steps),
+        steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n)) for n in steps),
         heaviest=tuple(_in_numbers(run.objective, one) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
         n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,

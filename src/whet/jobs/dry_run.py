@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.engine.forecast import Forecast, Held, of_run
+from whet.engine.forecast import Forecast, of_run
 from whet.engine.update import build_optimizer
 from whet.hardware import memory, trim
 from whet.jobs.task import Task
@@ -31,8 +31,7 @@ def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
         optimizer, _ = build_optimizer(run.model, run.args, run.plan.n_steps)
     if trim.why_not() is None:
         trim.trim()()
-    held = Held(resident_bytes=memory.resident_bytes() or 0, planned=True)
-    return of_run(run, args.precision, optimizer, held, rehearsal)
+    return of_run(run, args.precision, optimizer, memory.resident_bytes() or 0, rehearsal)
 
 
 def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:

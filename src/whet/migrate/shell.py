@@ -30,7 +30,7 @@ class Live:
 
     @property
     def quoted(self) -> str:
-        """As it stands in a word that is not to be split."""
+        """As it is in a word that the shell does not split."""
         return f'"{self.raw}"' if self.raw.startswith(("$", "`")) else self.raw
 
 
