@@ -31,7 +31,7 @@ CARD = Card(
     does="Threads prepare the next batches while the model computes, in pinned memory for a GPU.",
     improves="speed",
     same_result="yes",
-    hurts="When batches are cheap to make: the threads take time from the model on a CPU.",
+    hurts="When batches are cheap to make: threads take time from the model.",
     source="torch.utils.data of PyTorch",
     page="speed.md#loading-in-advance",
 )
