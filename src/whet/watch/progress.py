@@ -229,5 +229,5 @@ def _facts(state: Any, meter: Meter) -> dict[str, Any]:
         "learning_rate": meter.learning_rate,
         "tokens_per_s": round(meter.tokens_per_s),
         "padding_avoided": round(meter.padding_avoided_frac, 3),
-        "eta_s": round(meter.pace.left_s, 1),
+        "eta_s": round(meter.clock.left_s, 1),
     } | ({"steps_not_applied": meter.n_skipped} if meter.n_skipped else {})

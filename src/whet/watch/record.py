@@ -314,9 +314,7 @@ class RunRecorder:
         seconds, clock = meter.clock.seconds, meter.clock
         if not self._on_cpu:  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
-        progress = Progress(
-            meter.n_steps, meter.n_rows, meter.n_tokens, clock.training_s, meter.pace.left_s, dict(seconds)
-        )
+        progress = Progress(meter.n_steps, meter.n_rows, meter.n_tokens, clock.training_s, clock.left_s, dict(seconds))
         is_written = self._recorder.step(
             state, progress, logged=logged,
             loss=sum(self._losses) / len(self._losses) if loss is None else loss,
