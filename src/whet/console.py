@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import textwrap
@@ -33,6 +34,19 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError, OSError):  # none, closed, or gone
         return False
+
+
+def can_be_drawn_over(stream: Any) -> bool:
+    """Return whether a line that is written there can be replaced by the next one: not in a cell of a notebook.
+
+    A command of a cell (`!whet ...`) has a terminal as well, but what it writes is kept, each state of a line too.
+    """
+    kernel = os.environ.get("JPY_PARENT_PID") or (os.environ.get("TERM"), os.environ.get("GIT_PAGER")) == _OF_KERNELS
+    return is_terminal(stream) and not kernel
+
+
+_OF_KERNELS = ("xterm-color", "cat")
+"""What IPython's kernel sets for the commands of its cells; some editors start it without its server's variable."""
 
 
 def width() -> int:

@@ -162,7 +162,7 @@ def run_watch(folders: Sequence[str], *, once: bool, as_json: bool) -> int:
             print(json.dumps({"runs": [_facts(run) for run in runs.all]}))
         elif once:
             shown.print(_picture(runs.all, shown))
-        elif console.is_terminal(sys.stdout) and not shown.is_dumb_terminal:
+        elif console.can_be_drawn_over(sys.stdout) and not shown.is_dumb_terminal:
             _draw(runs, shown)
         else:
             _print_changes(runs)

@@ -176,7 +176,7 @@ def for_this_output(*, bar: bool, form: str = "text") -> TrainerCallback:
     """Return the live line for a terminal if one is wanted, else lines of this form: text, json."""
     if form == "json":
         return JsonLines()
-    return Bar() if bar and console.is_terminal(sys.stdout) else Lines()
+    return Bar() if bar and console.can_be_drawn_over(sys.stdout) else Lines()
 
 
 def _in_table(trains: bool) -> bool:
