@@ -20,7 +20,7 @@ from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, preserving_state
-from whet.hardware.memory import available_bytes, resident_bytes
+from whet.hardware import memory
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
 from whet.objectives.base import Objective
@@ -37,9 +37,6 @@ _SAMPLED = 8
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
-_LATER_BYTES = 16 << 20
-"""What a process holds more at its first step than a plan of the run: modules that are imported then, and memory of the
-preparation that does not fit what comes."""
 _KERNEL_BYTES = 700_000
 STEP, EVALUATION = "in a training step", "in an evaluation"
 
@@ -53,16 +50,24 @@ class Forecast:
     memory: MemoryForecast
 
 
-def of_run(run: Run, precision: str, optimizer: Optimizer, held_bytes: int, rehearsal: Rehearsal) -> Forecast:
+def of_run(
+    run: Run,
+    precision: str,
+    optimizer: Optimizer,
+    held_bytes: int,
+    rehearsal: Rehearsal,
+    resident_bytes: int | None = None,
+) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
 
-    `held_bytes` is what this process holds once the model was prepared, without its weights. `rehearsal` is that in
-    which these were made, or a new one.
+    `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
+    gradients. `rehearsal` is that in which the model was made, or a new one. `resident_bytes` is what the run's process
+    holds now; None: it is this one.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
     found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes).forecast(optimizer)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
@@ -83,6 +88,7 @@ class _Memory:
     work: Workload
     rehearsal: Rehearsal
     held_bytes: int
+    resident_bytes: int | None
 
     def forecast(self, optimizer: Optimizer) -> MemoryForecast:
         """Return the memory at the moment when it is most."""
@@ -92,7 +98,7 @@ class _Memory:
         weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), self._trained_bytes()
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
-            "program": self.held_bytes - data + _LATER_BYTES,
+            "program": max(self.held_bytes - data, 0),
             "data": data,
             "weights": planned.weights + _bytes(model.buffers()),
             "average": 0 if args.weight_averaging_start is None else trained,
@@ -111,7 +117,7 @@ class _Memory:
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
-            free_bytes=_free(self.held_bytes, args.memory_limit_gb),
+            free_bytes=_free(self.resident_bytes or memory.resident_bytes() or self.held_bytes, args.memory_limit_gb),
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
@@ -175,9 +181,9 @@ class _Memory:
 
 
 def _free(held_bytes: int, limit_gb: float | None) -> int | None:
-    """Return what this process may use: what is free and what it holds, or less if the run has a limit of its own."""
-    available = available_bytes()
-    free = None if available is None else available + (resident_bytes() or held_bytes)
+    """Return what a run may use: what is free and what it holds, or less if it has a limit of its own."""
+    available = memory.available_bytes()
+    free = None if available is None else available + held_bytes
     limits = [free, int(limit_gb * 2**30) if limit_gb else None]
     return min((one for one in limits if one is not None), default=None)
 

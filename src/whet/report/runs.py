@@ -73,7 +73,9 @@ class Run:
     folder: Path
     name: str
     begin: Mapping[str, Any] = field(default_factory=dict)
-    """What the run recorded at its start: its settings, machine, model, data and forecast."""
+    """What the run recorded at its start: its settings, machine, model and data."""
+    forecast: Mapping[str, Any] = field(default_factory=dict)
+    """What it was forecast to take, soon after its start."""
     end: Mapping[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     """The log of the training. What a resumed run trained again stands in it once."""
@@ -186,7 +188,7 @@ def _read_record(run: Run) -> None:
         run.lacks.append((lost, f"there is no {RECORD_NAME}: the commands of whet and whet.Trainer write it"))
         return
     run.read_from.append(RECORD_NAME)
-    run.begin, run.end = found.training.begin, found.training.end or {}
+    run.begin, run.forecast, run.end = found.training.begin, found.training.forecast, found.training.end or {}
     run.steps = found.steps
     run.evaluations = _by_step((one.step, one.metrics) for one in found.evaluations)
     for attempt in found.run:

@@ -96,9 +96,13 @@ class Clock:
         try:
             yield
         finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began_s
-            self._n_times[part] += n_times
-            self._since_step[part] += n_times
+            self.add(part, time.perf_counter() - began_s, n_times=n_times)
+
+    def add(self, part: str, seconds: float, *, n_times: int = 1) -> None:
+        """Add time to this part, as `of` does."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self._n_times[part] += n_times
+        self._since_step[part] += n_times
 
     def begin_step(self) -> None:
         """Note that a step begins now."""

@@ -6,6 +6,8 @@ transformers. A run that resumes appends to the file. Each line has `event` and 
 - `begin`: the command, the settings and where each came from, the machine, the model, the data, the number of steps
 - `step`: loss, learning rate, speed, memory, time left, and the seconds by part since the last such line: at each log
   entry, and every ten seconds
+- `forecast`, once the first steps have shown that the run lasts: its peak memory, its time from `begin` on, the least
+  and the most of that, and whether the rates of the machine or the pace of these steps gave it
 - `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
 - `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
 
@@ -128,7 +130,7 @@ class Recorder:
     def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
         """`facts` are those of the line `begin` that are known before the first step."""
         self._path = Path(folder).absolute() / RECORD_NAME  # the process may change its working directory
-        self._facts = {"command": None, "task": None, "data": None, "forecast": None} | dict(facts)
+        self._facts = {"command": None, "task": None, "data": None} | dict(facts)
         self._begun = self._warned = False
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
@@ -169,6 +171,10 @@ class Recorder:
             seconds={name: round(value, 4) for name, value in seconds.items()},
         )  # fmt: skip
         return True
+
+    def forecast(self, found: Mapping[str, Any]) -> None:
+        """Write what the training is forecast to take, as `engine/forked_forecast.py` has it."""
+        self._write("forecast", **found)
 
     def evaluating(self, step: int, done: int, of: int | None) -> None:
         """Write how far an evaluation has come, in rows or batches."""
@@ -371,6 +377,8 @@ class Attempt:
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    forecast: Mapping[str, Any] = field(default_factory=dict)
+    """What the training was forecast to take; empty if it was not."""
     evaluating: Mapping[str, Any] | None = None
     """How far the present evaluation is: done and of."""
     end: Mapping[str, Any] | None = None
@@ -388,6 +396,8 @@ class Attempt:
         event, step = line.get("event"), _whole(line.get("step")) or 0
         self.last = _number(line.get("time")) or self.last
         self.evaluating = line if event == "evaluating" else None
+        if event == "forecast":
+            self.forecast = line
         if event == "step":
             self.steps.append(_step(line, self.last, step))
             return self.steps[-1]
