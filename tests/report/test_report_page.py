@@ -222,7 +222,7 @@ def test_folder_of_transformers_trainer_shows_its_log_and_says_what_is_missing(t
     assert ["accuracy", "0.6250", UNKNOWN] in found.table("Metrics at the end").rows
     assert "2.0000 to 0.6667 at step 3" in found.text
     lacks = found.text[found.text.index("What this page lacks") :]
-    assert "there is no run.jsonl: the commands of whet and whet.Trainer write it" in lacks
+    assert "there is no run.jsonl: whet's commands write it" in lacks
     assert "there is no errors.jsonl" in lacks
 
 

@@ -1,6 +1,6 @@
 """What a run has left in its output folder. Any file may be missing, cut off or damaged: the report then lacks a part.
 
-Read are `run.jsonl`, which whet's commands and whet.Trainer write, and otherwise `trainer_state.json`, which any
+Read are `run.jsonl`, which whet's commands write, and whet.Trainer if asked; otherwise `trainer_state.json`, which any
 Trainer writes; the metrics of `all_results.json`; the worst examples of `errors.jsonl`; and the confusion matrices.
 Links are not followed: a report must not carry files out that the folder only points to.
 """
@@ -185,7 +185,9 @@ def _read_record(run: Run) -> None:
         found = record.read(run.folder)
     except ConfigError:
         lost = "settings, forecast, speed, memory, and where the time went"
-        run.lacks.append((lost, f"there is no {RECORD_NAME}: the commands of whet and whet.Trainer write it"))
+        run.lacks.append(
+            (lost, f"there is no {RECORD_NAME}: whet's commands write it, and report_to='whet' of whet.Trainer")
+        )
         return
     run.read_from.append(RECORD_NAME)
     run.begin, run.forecast, run.end = found.training.begin, found.training.forecast, found.training.end or {}

@@ -111,8 +111,8 @@ class Progress:
 
     n_steps: int
     n_rows: int
-    n_tokens: int
-    """Real tokens."""
+    n_tokens: int | None
+    """Real tokens; None if nobody counts them."""
     training_s: float
     """What the steps have taken, without evaluations and saves."""
     left_s: float
@@ -159,12 +159,13 @@ class Recorder:
             return False
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
         training_s = max(progress.training_s - before.training_s, 1e-9)
+        n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
         self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
             **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
-            tokens_per_s=round((progress.n_tokens - before.n_tokens) / training_s, 1),
+            tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
             rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
             resident_bytes=memory.resident_bytes(),
             eta_s=round(progress.left_s, 3),
@@ -540,7 +541,7 @@ def no_record(folder: Path) -> Problem:
     return Problem(
         what="no run is recorded in this folder",
         got=f"{folder}: {got}",
-        why=f"a run of whet's commands, and whet.Trainer, writes {RECORD_NAME} into its output folder",
+        why=f"whet's commands write {RECORD_NAME} into the output folder, and whet.Trainer does with report_to='whet'",
         fix=fix,
     )
 
