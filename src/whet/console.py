@@ -143,12 +143,13 @@ def duration(seconds: float) -> str:
 
 def between(middle_s: float, low_s: float, high_s: float) -> str:
     """Return a time that is roughly known, with its range: 50 s (43 to 58), 14 min (12 to 16) or 2.5 h (2.2 to 2.9)."""
-    unit, size, form = next(one for one in _UNITS_OF_TIME if middle_s >= one[1] or one[1] == 1.0)
+    unit, size = next((unit, size) for unit, size in _UNITS_OF_TIME if middle_s >= size or size == 1.0)
+    form = ".1f" if middle_s < 10 * size else ".0f"
     low, middle, high = (format(seconds / size, form) for seconds in (low_s, middle_s, high_s))
     return f"{middle} {unit} ({low} to {high})"
 
 
-_UNITS_OF_TIME = (("h", 3600.0, ".1f"), ("min", 60.0, ".0f"), ("s", 1.0, ".0f"))
+_UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def amount(n_bytes: float) -> str:

@@ -76,7 +76,8 @@ def forecast_of(folder: Path) -> Any:
 def test_a_training_says_what_it_will_take(encoder: Path, tmp_path: Path, variables: dict[str, str], by: str) -> None:
     """With a pool of two threads, which has run before the fork."""
     folder = tmp_path / "out"
-    words = words_of(encoder, folder, dataloader_num_workers=1)
+    asked = {"validation_file": folder.parent / "data.json", "do_eval": "true"}  # whose rows have no labels
+    words = words_of(encoder, folder, dataloader_num_workers=1, **asked)
     threads = {"OMP_NUM_THREADS": "1" if by == "rates" else "2"}
     process = start(words, **threads, **variables)
     found = until(lambda: forecast_of(folder) or process.poll(), "a forecast")

@@ -174,7 +174,7 @@ class _Memory:
             run.model.eval()
             with policy.make(self.precision, run.device).forward():
                 output = objective.forward(batch, seed=0, step=0)
-            if objective.count(batch):
+            if _n_targets(objective, batch):
                 objective.loss_sum(output, batch)
             del output
         return parts_of_memory.of_trace(rehearsal.trace, set(), self.sizes.vocabulary)
@@ -253,7 +253,7 @@ def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
 
 
 def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
-    plan, args = run.plan, run.args
+    plan, args, count = run.plan, run.args, run.objective.count
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
     steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
     n_eval = len(run.eval_dataset) if run.eval_dataset is not None and args.do_eval else 0
@@ -268,12 +268,12 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
-        steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n)) for n in steps),
-        heaviest=tuple(_in_numbers(run.objective, one) for one in heaviest),
+        steps=tuple(tuple(_in_numbers(one, count(one)) for one in _batches(run, n)) for n in steps),
+        heaviest=tuple(_in_numbers(one, count(one)) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
         n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
         eval_rows=n_eval,
-        eval_batches=tuple(_in_numbers(run.objective, one) for one in evaluated),
+        eval_batches=tuple(_in_numbers(one, _n_targets(run.objective, one)) for one in evaluated),
         n_eval_batches=-(-len(firsts) // run.place.n_ranks),
         n_saves=plan.save.times_left(0, plan.n_steps),
         n_ranks=run.place.n_ranks,
@@ -281,12 +281,17 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
     )
 
 
-def _in_numbers(objective: Objective, batch: Batch) -> MicroBatch:
+def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
     if batch.cu_seqlens is not None:
         lengths = np.diff(batch.cu_seqlens.numpy())
-        return MicroBatch(lengths, batch.n_computed, objective.count(batch))
+        return MicroBatch(lengths, batch.n_computed, n_targets)
     mask = batch.inputs.get("attention_mask")
     n_rows = max(batch.n_rows, 1)
     each = -(-batch.n_computed // n_rows)
     lengths = np.full(n_rows, batch.n_tokens // n_rows) if mask is None or mask.dim() != 2 else mask.sum(1).numpy()
-    return MicroBatch(lengths, batch.n_computed, objective.count(batch), padded_to=each)
+    return MicroBatch(lengths, batch.n_computed, n_targets, padded_to=each)
+
+
+def _n_targets(objective: Objective, batch: Batch) -> int:
+    """Return how many places the loss of an evaluation reads; rows of questions have no labels there, and no loss."""
+    return objective.count(batch) if batch.labels or objective.is_own_loss else 0
