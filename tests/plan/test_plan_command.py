@@ -10,6 +10,7 @@ import pytest
 import torch
 from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
+from tiny_qa import command, squad, write_json
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from text_tasks import save_encoder, topic_rows, words, write_csv
@@ -73,6 +74,17 @@ def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pyt
     assert "a step takes" in out
     assert max(map(len, out.splitlines())) <= 80
     assert not (folder / "out").exists()
+
+
+def test_a_plan_of_questions_evaluates_rows_without_labels(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_json(tmp_path / "data.json", squad())
+    sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 64}
+    files = {"train_file": data, "validation_file": data}
+    given = command(encoder, tmp_path / "out", "--do_eval", "--no_time", "--json", **files, **sizes)
+    assert run(["plan", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["moment"] == "in an evaluation"
 
 
 def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,10 @@ from whet.plan.rates import Rates
 from whet.plan.rehearsal import Rehearsal
 from whet.store import weights
 
+_LATER_BYTES = 110 << 20
+"""What a process holds more at its peak than a plan of its run: modules that are imported later, those of the report
+among them, and memory of the preparation that does not fit what comes. Fitted to runs (`benchmarks/plan/run.py`)."""
+
 
 def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
     """Return what this run will take. It reads the data and the sizes of the model's weights, and writes nothing."""
@@ -31,7 +35,7 @@ def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
         optimizer, _ = build_optimizer(run.model, run.args, run.plan.n_steps)
     if trim.why_not() is None:
         trim.trim()()
-    return of_run(run, args.precision, optimizer, memory.resident_bytes() or 0, rehearsal)
+    return of_run(run, args.precision, optimizer, (memory.resident_bytes() or 0) + _LATER_BYTES, rehearsal)
 
 
 def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:

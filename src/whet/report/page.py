@@ -225,27 +225,24 @@ def _train_s(run: Run) -> float | None:
 
 def _forecast(run: Run) -> list[dict[str, str]]:
     """Return what was expected of memory and time, next to what came."""
-    forecast = run.begin.get("forecast")
-    if not isinstance(forecast, dict):
-        return []
-    rows = []
+    forecast, rows = run.forecast, []
     peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
     if peak is not None:
-        rows.append(("peak memory", amount(peak), _bytes(found), _difference(peak, found)))
+        rows.append(("peak memory", amount(peak), _bytes(found), _ratio(peak, found)))
     expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
     if expected is not None:
         low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
-        rows.append(("training time", duration(expected) + between, shown, _difference(expected, taken)))
+        rows.append(("training time", duration(expected) + between, shown, _ratio(expected, taken)))
         if began is not None:
             ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
-    return [dict(zip(("label", "expected", "found", "difference"), row, strict=True)) for row in rows]
+    return [dict(zip(("label", "expected", "found", "ratio"), row, strict=True)) for row in rows]
 
 
-def _difference(expected: float, found: float | None) -> str:
-    return UNKNOWN if found is None or not expected else f"{found / expected - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+def _ratio(expected: float, found: float | None) -> str:
+    return UNKNOWN if found is None or expected <= 0 else f"{found / expected:.2f}"
 
 
 def _metrics(runs: Sequence[Run]) -> dict[str, Any] | None:
