@@ -24,7 +24,7 @@ from report_runs import (
 
 from whet import ConfigError
 from whet.cli.main import run
-from whet.report import curves, page, runs
+from whet.report import bars, curves, page, runs
 from whet.report.runs import UNKNOWN
 
 _LABELS = ["card_arrival", "lost_card", "lost_phone"]
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _text(*folders: Path) -> str:
     found = runs.name_apart([runs.read(folder) for folder in folders])
-    return page.render(found, curves.draw(found), Path())
+    return page.render(found, curves.draw(found), bars.draw(found), Path())
 
 
 def _page(*folders: Path) -> Page:

@@ -24,9 +24,11 @@ from markupsafe import Markup, escape
 from whet.config.rules.training import REPORT_NAME
 from whet.console import amount, duration
 from whet.errors import escape_controls
+from whet.report.bars import Bars
 from whet.report.curves import MOST_COLOURS, Curve
 from whet.report.runs import (
     SPLITS,
+    TIMES,
     UNKNOWN,
     Confusion,
     Examples,
@@ -49,8 +51,11 @@ _HEADLINES = ("accuracy", "f1", "exact_match", "f1_micro", "f1_macro", "pearson"
 """The metrics that are worth the largest letters, if a run has them."""
 
 
-def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
-    """Return the page of these runs, with their curves; links to pages of single runs begin in `folder`."""
+def render(runs: Sequence[Run], curves: Sequence[Curve], bars: Sequence[Bars], folder: Path) -> str:
+    """Return the page of these runs, with their curves and the bars of a forecast.
+
+    Links to pages of single runs begin in `folder`.
+    """
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     shared = {
@@ -63,7 +68,7 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
         ("figures", "compared", "forecast", "worst", "confusions", "metrics", "evaluations", "charts", "times",
          "settings", "command", "facts")
     )  # fmt: skip
-    content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves}
+    content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves, "bars": bars}
     content["lacks"] = [(run.name if len(runs) > 1 else "", *lack) for run in runs for lack in run.lacks]
     content["sections"] = [(id_, words) for id_, part, words in _SECTIONS if content[part]]
     written = _when(time.time())
@@ -286,9 +291,6 @@ def _evaluations(run: Run) -> dict[str, Any] | None:
     return {"columns": [name.removeprefix("eval_") for name in names], "rows": rows}
 
 
-_PARTS = {"forward_backward": "forward and backward", "update": "update of the weights"}
-
-
 def _times(run: Run) -> dict[str, Any] | None:
     total = sum(run.seconds.values())
     if total <= 0:
@@ -297,7 +299,7 @@ def _times(run: Run) -> dict[str, Any] | None:
     longest = ordered[0][1]
     rows = [
         {
-            "name": _PARTS.get(name, words_of(name)),
+            "name": TIMES.get(name, words_of(name)),
             "time": _time(s),
             "share": s / total,
             "width": round(100 * s / longest, 1),
