@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from whet import log
+from whet import log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
@@ -68,7 +68,8 @@ def run_demo(
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     taken = lock.output_folder(args.output_dir, overwrite=True)
-    with taken as folder, run_log.buffered(), _continuing(folder, marker, args) as args:
+    reported = report.written_after(Path(args.output_dir))
+    with taken as folder, reported, run_log.buffered(), _continuing(folder, marker, args) as args:
         if args.resume_from_checkpoint is None:
             begin()
         examples = {name: task.examples(job, name) for name in ("train", "validation")}

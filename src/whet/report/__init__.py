@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet.config.rules.training import REPORT_NAME
-from whet.errors import ConfigError
+from whet.errors import ConfigError, escape_controls
 from whet.log import logger
 
 
@@ -58,7 +58,7 @@ def written_after(folder: Path) -> Iterator[None]:
     else:
         from whet.watch import printing
 
-        printing.show([f"  {'report':<24}{REPORT_NAME}"])
+        printing.show([f"  {'report':<24}{escape_controls(str(folder / REPORT_NAME))}"])
 
 
 def _is_under_way(folder: Path) -> bool:
