@@ -344,6 +344,8 @@ def _caption(one: Examples) -> str:
     if not n_all:
         return f"The model gets no example of the {split} split wrong."
     rest = f" Shown are the worst {len(one.rows):,}; {one.file} has all {n_all:,}." if one.n_more else ""
+    if any(row.get("probability") is not None for row in one.rows):
+        rest += " The probability is that of the expected answer."
     if one.n_wrong is None:
         return f"{n_all:,} examples of the {split} split, worst first.{rest}"
     unsure = f", then {n_all - one.n_wrong:,} that it is least sure of" if n_all > one.n_wrong else ""
