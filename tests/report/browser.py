@@ -95,7 +95,7 @@ class Browser:
         sent = [one["params"]["request"]["url"] for one in self._events if one["method"] == "Network.requestWillBeSent"]
         return [url for url in sent if not url.startswith("data:")]
 
-    def picture(self, path: Path, *, scale: float = 1, height: int | None = None) -> None:
+    def picture(self, path: Path, *, scale: float = 1, height: float | None = None) -> None:
         """Write what the page shows as PNG, all of it or so much of its beginning."""
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": scale}

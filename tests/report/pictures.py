@@ -166,7 +166,9 @@ def of_kinds(data: Path, output: Path, only: Sequence[str], limits: Options) -> 
                 print(f"{name}: {output}", flush=True)
 
 
-_README_WIDTH, _README_HEIGHT = 880, 660
+_README_WIDTH = 880
+_README_END = "() => document.querySelectorAll('.examples tbody tr')[1].getBoundingClientRect().bottom + scrollY + 1"
+"""Where the picture of README ends: after the second of the worst examples."""
 
 
 def of_readme(demo: Path, output: Path) -> None:
@@ -176,9 +178,9 @@ def of_readme(demo: Path, output: Path) -> None:
         for scheme in ("light", "dark"):
             browser.open(page, width=_README_WIDTH, scheme=scheme)
             path = output / f"report-{scheme}.png"
-            browser.picture(path, scale=1.5, height=_README_HEIGHT)
-            with Image.open(path) as image:
-                small = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+            browser.picture(path, scale=1.5, height=browser.find(_README_END))
+            with Image.open(path) as image:  # a few shades of each colour are enough, and make a small file
+                small = image.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
             small.save(path, optimize=True)
             print(path)
 

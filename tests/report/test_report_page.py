@@ -55,7 +55,7 @@ def test_page_is_well_formed_and_its_headings_are_in_order(folder: Path) -> None
     assert len(found.ids) == len({*found.ids})
     assert found.headings[0] == (1, "banking")
     assert [words for _, words in found.headings[1:]] == [
-        "Forecast and outcome", "Worst examples", "Confused labels", "Metrics", "Curves", "Where the time went",
+        "Worst examples", "Confused labels", "Metrics", "Forecast and outcome", "Curves", "Where the time went",
         "Settings", "Command, model and machine",
     ]  # fmt: skip
     assert all(after - before <= 1 for (before, _), (after, _) in zip(found.headings, found.headings[1:], strict=False))
@@ -76,6 +76,14 @@ def test_worst_examples_come_first_with_what_was_expected(folder: Path) -> None:
     assert shown[:3] == [[one["text"], one["expected"], one["predicted"]] for one in WRONG]
     assert shown[3] == [UNSURE["text"], UNSURE["expected"], "card_arrivalright, but unsure"]
     assert table.rows[1][3:] == ["0.010", "4.60", "test.csv:7"]
+
+
+def test_an_empty_answer_to_a_question_is_named(folder: Path) -> None:
+    asked = {"row": "q1", "question": "Who?", "context": "In 1911.", "expected": "", "predicted": "1911"}
+    write_errors(folder, [asked, WRONG[0] | {"predicted": []}])
+    table = next(one for one in _page(folder).tables if "examples of the validation split" in one.caption)
+    assert table.rows[1][:3] == ["Who?In 1911.", "no answer", "1911"]  # in two paragraphs
+    assert table.rows[2][:3] == ["I lost my card", "lost_card", "nothing"]
 
 
 def test_of_many_examples_the_worst_are_shown_and_the_rest_is_counted(folder: Path) -> None:

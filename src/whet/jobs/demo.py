@@ -68,16 +68,16 @@ def run_demo(
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     taken = lock.output_folder(args.output_dir, overwrite=True)
-    reported = report.written_after(Path(args.output_dir))
-    with taken as folder, reported, run_log.buffered(), _continuing(folder, marker, args) as args:
+    with taken as folder, run_log.buffered(), _continuing(folder, marker, args) as args:
         if args.resume_from_checkpoint is None:
             begin()
         examples = {name: task.examples(job, name) for name in ("train", "validation")}
         begun = task.begin(job, args, examples)
-        metrics = begun.run()
-        stop.mark_work_done()
-        print()
-        show(task.table, metrics, folder, time.perf_counter() - started_s)
+        with report.written_after(folder):
+            metrics = begun.run()
+            stop.mark_work_done()
+            print()
+            show(task.table, metrics, folder, time.perf_counter() - started_s)
         end(begun, metrics)
     return 0
 

@@ -47,7 +47,7 @@ _LONGEST_HEAD, _LONGEST_TEXT, _LONGEST_ANSWER = 600, 6000, 600
 _MOST_LABELS = 150
 """Labels of the largest matrix that is drawn; with more, those that are confused most."""
 _MOST_PAIRS = 20
-_HEADLINES = ("accuracy", "f1", "exact_match", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
+_HEADLINES = ("accuracy", "f1", "exact_match", "exact", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
 """The metrics that are worth the largest letters, if a run has them."""
 
 
@@ -78,10 +78,10 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], bars: Sequence[Bars], f
 
 
 _SECTIONS = (
-    ("runs", "compared", "Runs"), ("forecast", "forecast", "Forecast"), ("examples", "worst", "Worst examples"),
-    ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"), ("curves", "charts", "Curves"),
-    ("time", "times", "Time"), ("settings", "settings", "Settings"), ("run", "facts", "Command and machine"),
-    ("lacks", "lacks", "Missing"),
+    ("runs", "compared", "Runs"), ("examples", "worst", "Worst examples"),
+    ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"),
+    ("forecast", "forecast", "Forecast"), ("curves", "charts", "Curves"), ("time", "times", "Time"),
+    ("settings", "settings", "Settings"), ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
 )  # fmt: skip
 
 
@@ -353,8 +353,9 @@ def _caption(one: Examples) -> str:
 
 
 def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
-    expected, predicted = _answer(row.get("expected")), _answer(row.get("predicted"))
     question = row.get("question")
+    empty = "nothing" if question is None else "no answer"
+    expected, predicted = (_answer(row.get(name), empty) for name in ("expected", "predicted"))
     texts = [str(row[name]) for name in ("text", "text_pair", "context") if row.get(name)]
     text = "\n\n".join(texts)
     head, rest = text[:_LONGEST_HEAD], text[_LONGEST_HEAD:_LONGEST_TEXT]
@@ -372,11 +373,11 @@ def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _answer(value: Any) -> str:
+def _answer(value: Any, empty: str) -> str:
     if value is None:
         return UNKNOWN
     if value in ("", []):
-        return "nothing"
+        return empty
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
     text = value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value)

@@ -155,6 +155,8 @@ def number_text(value: Any) -> str:
         return f"{value:,.0f}"
     if size >= 100:
         return f"{value:.1f}"
+    if size >= 10:
+        return f"{value:.2f}"
     if not value:
         return "0"
     if size >= 0.001:
