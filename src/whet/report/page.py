@@ -344,8 +344,10 @@ def _caption(one: Examples) -> str:
     if not n_all:
         return f"The model gets no example of the {split} split wrong."
     rest = f" Shown are the worst {len(one.rows):,}; {one.file} has all {n_all:,}." if one.n_more else ""
-    if any(row.get("probability") is not None for row in one.rows):
-        rest += " The probability is that of the expected answer."
+    known = [row.get("probability") is not None for row in one.rows]
+    if any(known):
+        missing = "" if all(known) else f"; {UNKNOWN}: it is not among the model's best"
+        rest += f" The probability is that of the expected answer{missing}."
     if one.n_wrong is None:
         return f"{n_all:,} examples of the {split} split, worst first.{rest}"
     unsure = f", then {n_all - one.n_wrong:,} that it is least sure of" if n_all > one.n_wrong else ""
@@ -379,8 +381,8 @@ def _answer(value: Any, empty: str) -> str:
     if value in ("", []):
         return empty
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n".join(value)
-    text = value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value)
+        value = ", ".join(value)
+    text = value if isinstance(value, str) else f"{value:.5g}" if isinstance(value, float) else json.dumps(value)
     return text if len(text) <= _LONGEST_ANSWER else f"{text[:_LONGEST_ANSWER]} …"
 
 
