@@ -20,6 +20,7 @@ from whet.config.ranks import Place
 from whet.console import fine_duration
 from whet.engine.description import planned_bytes
 from whet.hardware import memory as memory_of_machine
+from whet.jobs import fit
 from whet.models.loading.adapter import quiet_peft
 from whet.plan.rates import as_json
 from whet.plan.rehearsal import Rehearsal
@@ -75,6 +76,12 @@ def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pyt
     assert "a step takes" in out
     assert max(map(len, out.splitlines())) <= 80
     assert not (folder / "out").exists()
+
+
+def test_of_several_splits_the_last_is_named() -> None:
+    halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
+    rounded = fit.Change("--precision bf16", "rounding", ())
+    assert fit._added(fit._added([halves], rounded), quarters) == [rounded, quarters]
 
 
 def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,7 +230,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         facts["time"] = took.as_json() | {"prices": [asdict(price) for price in costs]}
         lines = ["", *seconds.table(rates, took, costs)]
     if asked.picture is not None:
-        _draw(Path(asked.picture), task, job, found, ways or (), rates)
+        _draw(Path(asked.picture), task, found, ways or (), rates)
         lines += ["", f"  {'picture':<24}{asked.picture}"]
     if asked.json:
         print(json.dumps(facts, indent=2))
@@ -239,7 +239,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     return 0
 
 
-def _draw(path: Path, task: Any, job: Any, found: Any, ways: Sequence[Any], rates: Any) -> None:
+def _draw(path: Path, task: Any, found: Any, ways: Sequence[Any], rates: Any) -> None:
     """Write the picture of a forecast, and of those with the settings that fit."""
     from whet.plan import seconds
     from whet.report import bars
@@ -252,9 +252,10 @@ def _draw(path: Path, task: Any, job: Any, found: Any, ways: Sequence[Any], rate
         }
         for words, one in plans.items()
     }
-    name = Path(job.model_name_or_path).name or job.model_name_or_path
-    rows = console.plural(found.workload.n_rows, "row")
-    bars.write(path, f"whet {task.name} with {name}: {rows}, {found.anatomy.precision}", bars.of_plans(in_json))
+    sizes, work = found.anatomy, found.workload
+    model = f"{sizes.model_class}, {console.count(sizes.n_parameters)} parameters"
+    length = f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}"
+    bars.write(path, f"whet {task.name}: {model}\n{length}", bars.of_plans(in_json))
 
 
 def _shown(ways: Sequence[Any] | None) -> list[str]:

@@ -246,7 +246,10 @@ def _names(figure: Bars) -> list[str]:
 
 
 def _label(figure: Bars, bar: Bar) -> list[str]:
-    return textwrap.wrap(f"{bar.name}: {figure.form(bar.total)}", 56)
+    """Return the name of a bar and its size, in lines; a flag and its value stay on one."""
+    joined = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", bar.name)
+    lines = textwrap.wrap(f"{joined}: {figure.form(bar.total)}", 56, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, height: float) -> None:
