@@ -78,6 +78,15 @@ def test_worst_examples_come_first_with_what_was_expected(folder: Path) -> None:
     assert table.rows[1][3:] == ["0.010", "4.60", "test.csv:7"]
 
 
+def test_texts_of_a_language_model_say_what_their_columns_are(tmp_path: Path) -> None:
+    folder = record_run(tmp_path / "lm", task="lm")
+    (folder / "all_results.json").write_text('{"eval_loss": 5.5, "eval_perplexity": 240.0}')
+    row = {"row": "line 9", "text": "Teams of California", "expected": " Cali", "predicted": " the", "loss": 6.0}
+    write_errors(folder, [row | {"probability": None}])
+    caption = "1 example of the validation split, worst first. Expected is the hardest stretch of the text"
+    assert _page(folder).table(caption).rows[1] == ["Teams of California", "Cali", "the", "6.00", "line 9"]
+
+
 def test_an_empty_answer_to_a_question_is_named(folder: Path) -> None:
     asked = {"row": "q1", "question": "Who?", "context": "In 1911.", "expected": "", "predicted": "1911"}
     write_errors(folder, [asked, WRONG[0] | {"predicted": []}])

@@ -22,7 +22,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from whet.config.rules.training import REPORT_NAME
-from whet.console import amount, duration
+from whet.console import amount, duration, plural
 from whet.errors import escape_controls
 from whet.report.bars import Bars
 from whet.report.curves import MOST_COLOURS, Curve
@@ -330,7 +330,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
     return {
         "id": f"{one.prefix}-examples",
         "split": SPLITS[one.prefix],
-        "caption": _caption(one),
+        "caption": _caption(one, run.begin.get("task")),
         "columns": ["Example", "Expected", "Predicted", *numbers],
         "numbers": numbers,
         "rows": rows,
@@ -339,7 +339,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
     }
 
 
-def _caption(one: Examples) -> str:
+def _caption(one: Examples, task: Any) -> str:
     n_all, split = len(one.rows) + one.n_more, SPLITS[one.prefix]
     if not n_all:
         return f"The model gets no example of the {split} split wrong."
@@ -349,9 +349,12 @@ def _caption(one: Examples) -> str:
         missing = "" if all(known) else f"; {UNKNOWN}: it is not among the model's best"
         rest += f" The probability is that of the expected answer{missing}."
     if one.n_wrong is None:
-        return f"{n_all:,} examples of the {split} split, worst first.{rest}"
+        stretch = " Expected is the hardest stretch of the text; predicted, the likeliest tokens in its place."
+        return f"{plural(n_all, 'example')} of the {split} split, worst first.{rest}{stretch if task == 'lm' else ''}"
     unsure = f", then {n_all - one.n_wrong:,} that it is least sure of" if n_all > one.n_wrong else ""
-    return f"{one.n_wrong:,} examples of the {split} split that the model gets wrong, worst first{unsure}.{rest}"
+    return (
+        f"{plural(one.n_wrong, 'example')} of the {split} split that the model gets wrong, worst first{unsure}.{rest}"
+    )
 
 
 def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
