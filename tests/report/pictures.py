@@ -92,8 +92,8 @@ def lm(data: Path, folder: Path) -> tuple[str, Options]:
 
 KINDS: Sequence[Kind] = (classify, several, numbers, qa, tag, lm)
 _OTHERS: Sequence[Options] = (
-    {"learning_rate": 1e-4, "max_train_samples": 300},
-    {"learning_rate": 2e-3, "max_train_samples": 300, "lr_scheduler_type": "cosine"},
+    {"learning_rate": 1e-4, "max_steps": 40},
+    {"learning_rate": 2e-3, "max_steps": 40, "lr_scheduler_type": "cosine"},
 )
 """Of the second and third run of a kind, which stand next to the first."""
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/report-pictures"), help="folder for the pictures")
     parser.add_argument("--demo", type=Path, help="the folder of a finished whet demo: take the picture of README")
     parser.add_argument("--only", nargs="*", default=(), help=", ".join(kind.__name__ for kind in KINDS))
-    parser.add_argument("--most", type=int, help="rows of each split, for a quick look")
+    parser.add_argument("--steps", type=int, help="steps of each run, for a quick look")
     asked = parser.parse_args()
     if asked.demo is not None:
         of_readme(asked.demo, ROOT / "docs")
@@ -205,7 +205,7 @@ def main() -> None:
     if asked.data is None:
         parser.error("name the folder of the data sets: --data FOLDER")
     asked.output.mkdir(parents=True, exist_ok=True)
-    limits = {} if asked.most is None else {"max_train_samples": asked.most, "max_eval_samples": asked.most}
+    limits = {} if asked.steps is None else {"max_steps": asked.steps, "max_eval_samples": 100}
     of_kinds(asked.data.resolve(), asked.output.resolve(), asked.only, limits)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import browser as browsers
 import pytest
 from browser import Browser
-from pictures import KINDS, Kind, trained
+from pictures import KINDS, Kind, classify, qa, trained
 from report_runs import FORECAST, WRONG, record_run, write_confusion, write_errors
 from test_forecast_bars import PARTS
 
@@ -154,13 +154,15 @@ def test_all_text_can_be_told_from_its_ground(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, id=kind.__name__, marks=[] if kind in (classify, qa) else pytest.mark.night) for kind in KINDS
+])  # fmt: skip
 def test_page_of_a_real_run_can_be_read_anywhere(
     kind: Kind, browser: Browser, xquad_dir: Path, minilm_dir: Path, tmp_path: Path
 ) -> None:
     if not (xquad_dir.parent / "banking77").is_dir():
         pytest.skip(f"{xquad_dir.parent} holds no BANKING77")
-    folders = trained(kind, xquad_dir.parent, tmp_path, {"max_train_samples": 48, "max_eval_samples": 48}, n_runs=1)
+    folders = trained(kind, xquad_dir.parent, tmp_path, {"max_steps": 4, "max_eval_samples": 48}, n_runs=1)
     page = folders[0] / "report.html"
     for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):
         browser.open(page, width=width, scheme=scheme)
