@@ -135,6 +135,11 @@ def resident_bytes(root: Path = ROOT) -> int | None:
     return _kilobytes(root / "proc/self/status", "VmRSS")
 
 
+def mapped_bytes(root: Path = ROOT) -> int | None:
+    """Return the address space that this process takes now, None if unknown."""
+    return _kilobytes(root / "proc/self/status", "VmSize")
+
+
 def peak_bytes(root: Path = ROOT) -> int | None:
     """Return the peak memory of this process so far, None if unknown."""
     return _kilobytes(root / "proc/self/status", "VmHWM")
