@@ -62,9 +62,9 @@ class Job:
 
 JOBS = (
     Job("minilm-classify", "classify", "minilm", 64, (8, 48), 1.0, ("--max_seq_length", "64")),
-    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 1.3, ("--max_seq_length", "320", "--doc_stride", "64")),
-    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 3.0, ("--max_seq_length", "256")),
-    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.0, ("--max_seq_length", "128")),
+    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 2.0, ("--max_seq_length", "320", "--doc_stride", "64")),
+    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 5.0, ("--max_seq_length", "256")),
+    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.1, ("--max_seq_length", "128")),
     Job("llama-lm", "lm", "llama", 16, (60, 300), 3.0, ("--max_length", "256")),
     Job("llama-lora", "lm", "llama", 16, (60, 300), 2.5, ("--max_length", "256", "--lora_r", "16")),
 )
@@ -178,7 +178,8 @@ def run(job: Job, line: Line, flags: Sequence[str], folder: Path, limit: int, st
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    begun = partial(resource.setrlimit, resource.RLIMIT_AS, (limit, limit))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    begun = partial(resource.setrlimit, resource.RLIMIT_AS, (limit, most))
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(
             [*words, "--max_steps", str(steps)], env=environment, stdout=output, stderr=subprocess.STDOUT,
@@ -189,8 +190,8 @@ def run(job: Job, line: Line, flags: Sequence[str], folder: Path, limit: int, st
     if status:
         line.failed = said.splitlines()[-1] if said else f"status {status}"
         return
-    if "--auto" in flags and "settings tried" in said:
-        print(said[said.index("auto  ") :].partition("\nmodel")[0], flush=True)
+    if "--auto" in flags and "\nauto  " in f"\n{said}":
+        print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)
     events = [json.loads(text) for text in (out / "run.jsonl").read_text().splitlines()]
     last = max(n for n, event in enumerate(events) if event["event"] == "begin")  # an earlier run wrote there too
     times = {event["step"]: event["time"] for event in events[last:] if event["event"] == "step"}
@@ -235,7 +236,8 @@ def show(job: Job, lines: Sequence[Line], limit: int) -> None:
     """Print what came of a job: --auto next to the best by hand, and what the limit has ended."""
     auto, *hand = lines
     best = min(hand, key=lambda line: line.best_s)
-    print(f"\n{job.name}: --auto {auto.best_s:.3f} s a step, {auto.best_s / best.best_s:.2f} of the best by hand")
+    ratio = f"{auto.best_s / best.best_s:.2f} of the best by hand" if best.step_s else "nothing by hand fits"
+    print(f"\n{job.name}: --auto {auto.best_s:.3f} s a step, {ratio}")
     for line in sorted(lines, key=lambda line: line.best_s):
         taken = f"{line.best_s:8.3f} s {line.peak_bytes / 1e9:6.2f} GB" if line.step_s else f"ended: {line.failed[:60]}"
         print(f"  {line.name:<40}{taken}", flush=True)

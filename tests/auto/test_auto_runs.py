@@ -24,7 +24,7 @@ from whet.cli.main import run
 from whet.config.command_line import load as load_settings
 from whet.hardware import cpu
 from whet.plan import choose
-from whet.plan.choose import Candidate, Choice
+from whet.plan.choose import Candidate, Choice, Forecast
 
 ROUNDING = 1e-6
 """Of a weight after a few steps, whose gradients are summed in another order."""
@@ -66,8 +66,11 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("task", ["qa", "classify", "tag", "lm"])
 def test_every_task_ends_with_the_weights_that_it_has_without_auto(
-    task: str, encoder: Path, decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    task: str, encoder: Path, decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     model, file = decoder if task == "lm" else encoder, examples(task, tmp_path)
     assert run(asked(task, model, tmp_path / "plain", train_file=file)) == 0
     capsys.readouterr()
@@ -83,12 +86,13 @@ def test_every_task_ends_with_the_weights_that_it_has_without_auto(
     assert begin["auto"]["setting"] == min(tried, key=lambda one: one["step_s"])["setting"]
     settings = {name: one["value"] for name, one in begin["settings"].items()}
     assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == 6
-    assert not list(Path(tempfile.gettempdir()).glob("whet-auto-*"))
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_second_start_takes_the_choice_of_the_first(
-    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(choose, "is_busy", lambda: False)  # other tests may run next to this one, or not any more
     assert run(asked("classify", encoder, tmp_path / "first", **_TRIES, dry_run="true")) == 0
     given = asked("classify", encoder, tmp_path / "second", auto="true", auto_ranks=1, learning_rate=1e-3)
     capsys.readouterr()
@@ -310,13 +314,33 @@ def test_a_step_is_split_in_halves_and_the_users_split_stays() -> None:
     assert choose.sizes(Candidate(rows=7, batches=1)) == [(7, 1)]
 
 
+@pytest.mark.parametrize("room", [100, 40, 13, 2, 1])
+def test_the_largest_split_that_fits_is_found_by_few_forecasts(room: int) -> None:
+    ways = [Candidate(rows=2**n, batches=2 ** (6 - n)) for n in range(6, -1, -1)]
+
+    def look(one: Candidate) -> Forecast:
+        return Forecast(candidate=one, step_s=1.0, fits=one.rows <= room, peak_bytes=one.rows)
+
+    found = choose.largest_fitting(ways, look)
+    assert max(one.candidate.rows for one in found if one.fits) == max(one.rows for one in ways if one.rows <= room)
+    assert len(found) <= 4
+    assert choose.largest_fitting(ways, lambda one: replace(look(one), fits=False))[-1].candidate.rows == 1
+
+
 def test_a_choice_holds_as_long_as_the_memory_does() -> None:
     choice = Choice(candidate=Candidate(rows=4, batches=2), peak_bytes=1000, larger_bytes=4000)
-    assert choice.suits(2000)
-    assert not choice.suits(1000)
-    assert not choice.suits(5000), "the larger one may fit now"
-    assert choice.suits(None)
+    assert choice.why_again(2000) == ""
+    assert "1 kB are free now" in choice.why_again(1000)
+    assert choice.why_again(5000), "the larger one may fit now"
+    assert choice.why_again(None) == ""
     assert Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
+
+
+def test_a_choice_made_next_to_others_is_made_again_when_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Choice(candidate=Candidate(rows=4, batches=2, threads=1), was_busy=True)
+    for busy in (True, False):
+        monkeypatch.setattr(cpu, "running_threads", lambda busy=busy: 1 + busy * cpu.usable_cores())
+        assert bool(choice.why_again(None)) is not busy
 
 
 def test_the_command_does_the_same_without_auto(tmp_path: Path) -> None:

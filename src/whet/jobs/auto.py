@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -77,7 +78,7 @@ def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArgument
             try:
                 (_forecast if order["do"] == "forecast" else _take_steps)(line, order, task, job, args)
             except WhetError as error:
-                _answer(line, error=error.problems[0].what)
+                _answer(line, error="; ".join(filter(None, (error.problems[0].what, error.problems[0].fix))))
             except BrokenPipeError:  # nobody asks any more
                 return 0
     return 0
@@ -103,6 +104,8 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     held = memory.resident_bytes() or 0
     mapped = max((memory.mapped_bytes() or 0) - held, 0)
     free = choose.free_bytes(args.memory_limit_gb, mapped, held)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
     rates = rates_for(args, lambda text: _answer(line, say=text))
     assert rates is not None
     examples, base = examples_of(task, job, args), Candidate.of(args)
@@ -129,15 +132,13 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
     known: list[Forecast] = []
     for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-        if policy is not None and policy != base.checkpointing and all(one.fits for one in known):
-            break  # nothing demands it
-        for n, (rows, batches) in enumerate(sizes):
-            candidate = replace(base, rows=rows, batches=batches, checkpointing=policy)
-            known.append(looked_at(candidate, first if candidate == base else None))
-            if known[-1].fits:
-                smaller = [replace(candidate, rows=rows, batches=batches) for rows, batches in sizes[n + 1 :]]
-                known += [timed(one, None) for one in smaller]
-                break
+        larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
+        ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
+        looks = choose.largest_fitting(ways, lambda one: looked_at(one, first if one == base else None))
+        known += looks
+        largest = max((one.candidate.rows for one in looks if one.fits), default=0)
+        seen = [one.candidate for one in looks]
+        known += [timed(one, None) for one in ways if one.rows < largest and one not in seen]
     without = []
     if args.gradient_checkpointing:
         without = [looked_at(replace(base, checkpointing=None, without=choose.CHECKPOINTING))]
@@ -231,7 +232,12 @@ class _Workshop:
 
     def start(self, until_s: float, candidate: Candidate, **order: Any) -> _Process:
         """Return the processes of a candidate, one for each rank, that have begun; raise _Lost if they do not."""
-        order |= {"at": str(self.folder / "socket"), "parent": os.getpid(), "folder": str(self.folder / "out")}
+        order |= {
+            "at": str(self.folder / "socket"),
+            "parent": os.getpid(),
+            "folder": str(self.folder / f"out-{len(self._there)}"),
+        }
+        Path(order["folder"]).mkdir()
         order["candidate"] = asdict(candidate)
         command, environment = started_by(candidate, self._words, str(self.folder / "logs"))
         environment[AUTO] = json.dumps(order)
@@ -386,8 +392,7 @@ class _Contest:
         short = [one.candidate for one in choose.shortlist(self.known)]
         large = [one for one in self.known if not one.fits]
         for one in large:
-            room = "" if self.free is None else f" of {console.amount(self.free)}"
-            self.results.append((one.candidate, None, None, f"too large: {console.amount(one.peak_bytes or 0)}{room}"))
+            self.results.append((one.candidate, None, None, self._too_large(one.peak_bytes or 0)))
         slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
         for one in slow:
             self.results.append((one.candidate, None, None, f"forecast at {choose.duration(one.step_s)}"))
@@ -447,7 +452,7 @@ class _Contest:
                 max(one["peak"] or 0 for one in said),
             )  # fmt: skip
             if first is None and self._is_too_large(runner):
-                raise _Lost(f"too large: {console.amount(runner.peak_bytes)}")
+                raise _Lost(self._too_large(runner.peak_bytes))
             if first is None:
                 runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, self.until_s), 1e-6)), _MOST_STEPS))
                 for number in range(2):
@@ -469,7 +474,7 @@ class _Contest:
         other.level = best.level * median(ratios) if ratios else best.level
         won = not why and choose.verdict(ratios) == "won"
         if won and self._is_too_large(other):
-            won, why = False, f"too large: {console.amount(other.peak_bytes)}"
+            won, why = False, self._too_large(other.peak_bytes * candidate.ranks)
         winner, loser = (other, best) if won else (best, other)
         loser.process.end()
         self.results.append((loser.candidate, loser.level if ratios else None, loser.peak_bytes, "" if won else why))
@@ -509,6 +514,9 @@ class _Contest:
         needed = sum(two.ranks * self.expected(two) for two in (one, other))
         available = memory.available_bytes()
         return available is None or needed <= available + self.expected(one)
+
+    def _too_large(self, peak_bytes: int) -> str:
+        return f"too large: {peak_bytes / (self.free or peak_bytes):.0%} of what is free"
 
     def _is_too_large(self, runner: _Runner) -> bool:
         return self.free is not None and runner.candidate.ranks * runner.peak_bytes > choose.FITS_FRAC * self.free
@@ -628,8 +636,8 @@ def _say(text: str, label: str = "auto") -> None:
 
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
-    if not known.suits(choose.free_bytes(args.memory_limit_gb, known.mapped_bytes)):
-        _say("the memory that is free is another than when settings were tried: they are tried again")
+    if why := known.why_again(choose.free_bytes(args.memory_limit_gb, known.mapped_bytes)):
+        _say(f"settings are tried again: {why}")
         return None
     if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
         return None
@@ -677,6 +685,7 @@ def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice 
 
 def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) -> Choice | None:
     """Return what trials have chosen, and say what was tried; None if nothing could be."""
+    was_busy = choose.is_busy()
     with _Workshop(words) as workshop:
         try:
             far_s = time.monotonic() + 24 * 3600
@@ -714,7 +723,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
     return Choice(
         candidate=taken, precision=best.precision if args.precision == "auto" else None,
         step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
-        larger_bytes=min(too_large, default=None), mapped_bytes=plan["mapped"], took_s=took_s,
+        larger_bytes=min(too_large, default=None), mapped_bytes=plan["mapped"], was_busy=was_busy, took_s=took_s,
         lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
     )  # fmt: skip
 
@@ -764,7 +773,7 @@ def _nothing_fits(contest: _Contest) -> WhetError:
     return ConfigError(
         what="no settings with the same result fit into memory",
         got=f"{least.candidate} takes {console.amount(least.peak_bytes or 0)}, and "
-        f"{console.amount(contest.free or 0)} are free",
+        f"{console.amount(contest.free or 0)} are free, of which a tenth is left for what a forecast does not know",
         why="auto changes how a step is split and what is recomputed, and nothing that changes the result",
         fix=f"run: whet plan {contest.task.name} with the options of this run and --fit, which lists changes that fit",
     )

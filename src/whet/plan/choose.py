@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
@@ -164,6 +164,18 @@ def fixed_split(args: TrainingArguments) -> str:
     return ""
 
 
+def largest_fitting(ways: Sequence[Candidate], look: Callable[[Candidate], Forecast]) -> list[Forecast]:
+    """Return the forecasts that it takes to find the largest of these that fits; they are given in falling size."""
+    found: list[Forecast] = []
+    low, high = 0, len(ways)  # those before `low` are too large, those from `high` on fit
+    at = 0
+    while low < high:
+        found.append(look(ways[at]))
+        low, high = (low, at) if found[-1].fits else (at + 1, high)
+        at = (low + high) // 2
+    return found
+
+
 def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
     """Return the forecasts of what may be tried, the fastest first."""
     fitting = sorted((one for one in known if one.fits), key=lambda one: one.step_s)
@@ -267,6 +279,7 @@ def verdict(ratios: Sequence[float]) -> Literal["won", "lost"] | None:
 # ---- for people ----
 
 _INDENT, _SETTING, _STEP, _MEMORY = 11, 31, 10, 9
+_MOST_UNTRIED = 5
 
 
 def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: int) -> list[str]:
@@ -274,6 +287,7 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
     tried = sorted((one for one in results if one.step_s is not None), key=lambda one: one.step_s or 0.0)
     tried.sort(key=lambda one: one.candidate != taken)
     others = [one for one in results if one.step_s is None]
+    more = len(others) - _MOST_UNTRIED
     best = tried[0].step_s if tried else None
     rows = [f"{'rows x micro-batches':<{_SETTING + 2}}{'a step':>{_STEP}}{'memory':>{_MEMORY}}"] if tried else []
     for one in tried:
@@ -284,7 +298,8 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
         held = "" if one.peak_bytes is None else console.amount(one.peak_bytes)
         name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
         rows.append(f"{name}{duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
-    rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others]
+    rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others[:_MOST_UNTRIED]]
+    rows += [f"  {more} more were not tried"] if more > 0 else []
     count, rows_of_step = console.plural(len(tried), "setting"), console.plural(n_rows, "row")
     head = f"{count} tried for {console.duration(took_s)}, on real steps of {rows_of_step}"
     lines = [f"{'' if n else 'auto':<{_INDENT}}{text}".rstrip() for n, text in enumerate((head, *rows))]
@@ -304,10 +319,11 @@ def why_the_next_lost(results: Sequence[Result], taken: Candidate) -> str:
     if second.peak_bytes is None or best.peak_bytes is None:
         return words
     less = best.peak_bytes - second.peak_bytes
-    return f"{words}, and holds {console.amount(abs(less))} {'less' if less > 0 else 'more'}"
+    held = f", and holds {console.amount(abs(less))} {'less' if less > 0 else 'more'}"
+    return words + (held if abs(less) > _WORTH_SAYING * best.peak_bytes else "")
 
 
-_BARELY = 0.015
+_BARELY, _WORTH_SAYING = 0.015, 0.05
 
 
 def price(flag: str, with_s: float, without_s: float) -> str:
@@ -327,7 +343,22 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- what is free ----
+# ---- the machine ----
+
+
+_LOOKS, _BETWEEN_S, _BUSY_FRAC = 5, 0.02, 0.5
+
+
+def is_busy() -> bool:
+    """Return whether other programs keep cores busy that this process might use, by some looks at what runs now.
+
+    The system's load is a mean over a minute: it counts what has ended.
+    """
+    counts = []
+    for _ in range(_LOOKS):
+        time.sleep(_BETWEEN_S)
+        counts += [cpu.running_threads() or 0]
+    return median(counts) - 1 >= _BUSY_FRAC * cpu.usable_cores()
 
 
 def free_bytes(limit_gb: float | None, mapped_bytes: int, own_bytes: int = 0) -> int | None:
@@ -398,6 +429,8 @@ class Choice:
     larger_bytes: int | None = None
     """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
     mapped_bytes: int = 0
+    was_busy: bool = False
+    """Whether other programs ran when it was made: fewer threads may have won by that."""
     made: float = field(default_factory=time.time)
     took_s: float = 0.0
     lines: tuple[str, ...] = ()
@@ -420,12 +453,14 @@ class Choice:
             "prices": list(self.prices),
         }  # fmt: skip
 
-    def suits(self, free: int | None) -> bool:
-        """Return whether it still holds with so much free memory."""
-        if free is None:
-            return True
-        too_large = self.peak_bytes is not None and self.peak_bytes > FITS_FRAC * free
-        return not too_large and (self.larger_bytes is None or self.larger_bytes > FITS_FRAC * free)
+    def why_again(self, free: int | None) -> str:
+        """Return why it does not hold any more, with so much free memory; "" if it does."""
+        if self.was_busy and not is_busy():
+            return "other programs ran next to the trials"
+        least, most = self.peak_bytes, self.larger_bytes
+        if free is None or ((least is None or least <= FITS_FRAC * free) and (most is None or most > FITS_FRAC * free)):
+            return ""
+        return f"{console.amount(free)} are free now, which is another amount than then"
 
 
 def kept(key: Mapping[str, Any]) -> Choice | None:
