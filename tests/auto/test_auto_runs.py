@@ -118,6 +118,14 @@ def test_a_short_run_is_not_tried(
     assert begins(tmp_path / "out")[0]["auto"] is None
 
 
+def test_a_run_whose_trials_find_no_time_stays_as_it_is(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(asked("classify", encoder, tmp_path / "out", **(_TRIES | {"auto_budget_s": 0.01}))) == 0
+    assert "no trial came to its steps (no time left): the settings stay" in " ".join(capsys.readouterr().out.split())
+    assert begins(tmp_path / "out")[0]["settings"]["per_device_train_batch_size"]["value"] == 2
+
+
 def test_a_dry_run_tries_and_trains_nothing(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,9 @@ _ROUND_S = 0.25
 _MOST_STEPS = 64
 _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
+_NOT_FAR = 1.15
+_ENOUGH_S = 2.0
+"""After so much time of rounds, the first candidate has taken enough of them."""
 _ENDS_S = 5.0
 _LONGEST = 1 << 24
 _PR_SET_PDEATHSIG = 1
@@ -396,10 +399,12 @@ class _Contest:
         slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
         for one in slow:
             self.results.append((one.candidate, None, None, f"forecast at {choose.duration(one.step_s)}"))
-        fits = any(one.fits for one in self.known if one.candidate == base)
-        order = [*([base] if fits else []), *(one for one in short if one != base)]
-        best = None
-        for candidate in order:
+        own = next((one for one in self.known if one.candidate == base and one.fits), None)
+        others, best = [one for one in short if one != base], None
+        if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
+            least_s = choose.shortlist(self.known)[0].step_s
+            others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
+        for candidate in others:
             best = self._begun(candidate) if best is None else self._duel(best, candidate)
         if best is not None:
             best = self._in_environments(best)
@@ -444,6 +449,9 @@ class _Contest:
         first = self.first
         settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
         process = None
+        if began_s >= self.until_s:
+            self.results.append((candidate, None, None, "no time left"))
+            return None
         try:
             process = self.workshop.start(self.until_s, candidate, do="steps", settings=settings)
             said = process.ask(self.until_s)
@@ -456,7 +464,8 @@ class _Contest:
             if first is None:
                 runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, self.until_s), 1e-6)), _MOST_STEPS))
                 for number in range(2):
-                    runner.round(number, self.until_s)
+                    if sum(runner.rounds.values()) < _ENOUGH_S:
+                        runner.round(number, self.until_s)
                 self.first = runner
             runner.n = self.first.n
         except _Lost as lost:
@@ -702,12 +711,12 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
             raise _nothing_fits(contest)
         short = plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
         if short:
-            return _untried(contest, plan["train_s"], job.auto_budget_s)
+            took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))
+            why = f"nothing is tried, as the run takes about {took} and trials up to {budget} (--auto_again tries)"
+            return _by_forecast(contest, why)
         best = contest.run()
         if best is None:
-            why = contest.results[-1][3] if contest.results else "no candidate fits"
-            _say(f"nothing is chosen, as no trial came to a step: {why}")
-            return None
+            return _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
         prices = tuple(contest.prices(best))
         results = contest.all_results(best)
     took_s = time.monotonic() - contest.began_s
@@ -728,17 +737,15 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
     )  # fmt: skip
 
 
-def _untried(contest: _Contest, train_s: float, budget_s: float) -> Choice | None:
-    """Return what a run so short takes: its own settings if they fit, else the fastest forecast that does."""
+def _by_forecast(contest: _Contest, why: str) -> Choice | None:
+    """Return what a run takes without a trial: its own settings if they fit, else the fastest forecast that does."""
     base = Candidate.of(contest.args)
-    fitting = choose.shortlist(contest.known)
-    best = next((one for one in fitting if one.candidate == base), fitting[0])
-    takes = "its settings stay" if best.candidate == base else f"{best.candidate} is taken, as more does not fit"
-    _say(
-        f"nothing is tried, as the run takes about {console.duration(train_s)} and trials up to "
-        f"{console.duration(budget_s)}: {takes}; --auto_again true tries all the same"
-    )
-    return None if best.candidate == base else Choice(candidate=best.candidate)
+    if any(one.fits for one in contest.known if one.candidate == base):
+        _say(f"{why}: the settings stay as they are")
+        return None
+    best = choose.shortlist(contest.known)[0].candidate
+    _say(f"{why}: {best} is taken by its forecast, as {base} does not fit")
+    return Choice(candidate=best)
 
 
 def _begin(choice: Choice, words: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from whet.engine.forecast import Forecast, of_run
 from whet.engine.update import build_optimizer
 from whet.hardware import memory, trim
 from whet.jobs.task import Task
+from whet.log import logger
 from whet.plan import rates as known_rates
 from whet.plan.rates import Rates
 from whet.plan.rehearsal import Rehearsal
@@ -35,6 +37,9 @@ def forecast(
     `held_bytes` is what this process held at the forecast of another run of the same task: since then it has grown.
     """
     examples = examples_of(task, job, args) if examples is None else examples
+    if args.torch_compile:  # a graph cannot be traced over weights without values
+        logger.warning("the forecast is that of blocks which are not compiled")
+        args = replace(args, torch_compile=False, torch_compile_backend=None, torch_compile_mode=None)
     rehearsal = Rehearsal()
     with rehearsal:
         engine = task.begin(job, args, examples).engine
