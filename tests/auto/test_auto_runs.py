@@ -64,7 +64,9 @@ def rows(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "rows.csv", topic_rows())
 
 
-@pytest.mark.parametrize("task", ["qa", "classify", "tag", "lm"])
+@pytest.mark.parametrize(
+    "task", ["classify", "lm", *(pytest.param(name, marks=pytest.mark.night) for name in ("qa", "tag"))]
+)
 def test_every_task_ends_with_the_weights_that_it_has_without_auto(
     task: str, encoder: Path, decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -2,8 +2,8 @@
 
 What may change, and what wins, `plan/choose.py` decides. Here are the processes. One forecasts the candidates; then the
 best few take real steps, each in a process with its own threads, cores, allocator and ranks, the best so far and the
-next in turn. All of them run the user's command, which finds in the variable `WHET_AUTO` what it is to do (`Order`),
-and answer at a socket. They write nothing into the output folder. The winner then runs in this process, or in its place
+next in turn. All of them run the user's command, which finds in the variable `WHET_AUTO` what it is to do, and answers
+at a socket. They write nothing into the output folder. The winner then runs in this process, or in its place
 if it needs another environment.
 """
 
@@ -49,6 +49,8 @@ _MOST_STEPS = 64
 _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
 _NOT_FAR = 1.15
+_LONG_S = 1.0
+"""Rounds that take longer are not repeated for each candidate as long as their first times will do."""
 _ENOUGH_S = 2.0
 """After so much time of rounds, the first candidate has taken enough of them."""
 _ENDS_S = 5.0
@@ -107,7 +109,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     held = memory.resident_bytes() or 0
     mapped = max((memory.mapped_bytes() or 0) - held, 0)
     free = choose.free_bytes(args.memory_limit_gb, mapped, held)
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
     rates = rates_for(args, lambda text: _answer(line, say=text))
     assert rates is not None
@@ -146,8 +148,10 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     if args.gradient_checkpointing:
         without = [looked_at(replace(base, checkpointing=None, without=choose.CHECKPOINTING))]
     took = seconds.forecast(rates, first.anatomy, first.workload)
+    prices = seconds.prices(rates, first.anatomy, first.workload)
     _answer(
         line, device="cpu", free=free, mapped=mapped, split_is_fixed=why, train_s=took.train_s,
+        prices={price.flag: price.frac for price in prices},
         known=[asdict(one) for one in known], without=[asdict(one) for one in without],
     )  # fmt: skip
 
@@ -179,8 +183,9 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     align_special_tokens(engine.model, engine.spec.processing_class)
     follow_own_switch(engine.model, engine.args)
     with deterministic(args.full_determinism):
-        loop = engine.new_loop()
+        loop, began_s = engine.new_loop(), time.perf_counter()
         loop.start(None)
+        trial_s = time.perf_counter() - began_s
 
         def take(first: int, n: int) -> float:
             began_s = time.perf_counter()
@@ -190,7 +195,10 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
             return time.perf_counter() - began_s
 
         take(0, 1)
-        _answer(line, precision=engine.precision.name, threads=torch.get_num_threads(), peak=memory.peak_bytes())
+        _answer(
+            line, precision=engine.precision.name, threads=torch.get_num_threads(), peak=memory.peak_bytes(),
+            trial_s=trial_s,
+        )  # fmt: skip
         while text := line.readline(_LONGEST):
             asked = json.loads(text)
             _answer(line, seconds=take(asked["first"], asked["n"]), peak=memory.peak_bytes())
@@ -322,8 +330,10 @@ class _Process:
         for end in (*self._lines, *self._ends):
             with suppress(OSError):
                 end.close()
+        if at_once:
+            self._process.terminate()  # a launcher stops its ranks, which are in sessions of their own
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if at_once else _ENDS_S)
+            self._process.wait(_ENDS_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -355,6 +365,7 @@ class _Runner:
     candidate: Candidate
     process: _Process
     start_s: float
+    """From its process to its first step, without a trial of the number format."""
     n: int
     """Steps of a round."""
     precision: str
@@ -383,6 +394,10 @@ class _Contest:
         self.known = [Forecast.from_json(one) for one in plan["known"]]
         self.without = [Forecast.from_json(one) for one in plan["without"]]
         self.free: int | None = plan["free"]
+        self.split_is_fixed = bool(plan["split_is_fixed"])
+        self.by_forecast: Mapping[str, float] = plan["prices"]
+        self.prices: list[str] = []
+        """What flags of the user's that may cost time cost."""
         self.results: list[tuple[Candidate, float | None, int | None, str]] = []
         """Candidate, its time over that of the first, its peak, and why it was not tried to the end."""
         self.first: _Runner | None = None
@@ -405,10 +420,17 @@ class _Contest:
             least_s = choose.shortlist(self.known)[0].step_s
             others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
         for candidate in others:
-            best = self._begun(candidate) if best is None else self._duel(best, candidate)
-        if best is not None:
-            best = self._in_environments(best)
-        return best
+            best = self._duel(best, candidate) if best is not None else self._first(candidate)
+        if best is None:
+            return None
+        self.prices += self._price_of_accumulation(best)
+        return self._in_environments(best)
+
+    def _first(self, candidate: Candidate) -> _Runner | None:
+        """Return the first candidate at work, once the user's flags have their price: there may be time for no more."""
+        found = self._begun(candidate)
+        self.prices = [] if found is None else [*self._prices(found)]
+        return found
 
     def _in_environments(self, best: _Runner) -> _Runner:
         origin = best.candidate
@@ -421,7 +443,7 @@ class _Contest:
         return best
 
     def _most_ranks(self) -> int | None:
-        return 1 if self.job.seeds > 1 or choose.fixed_split(self.args) else self.job.auto_ranks
+        return 1 if self.job.seeds > 1 or self.split_is_fixed else self.job.auto_ranks
 
     def _takes(self, candidate: Candidate) -> bool:
         """Return whether the settings go with so many ranks, and all of them fit into memory."""
@@ -456,8 +478,8 @@ class _Contest:
             process = self.workshop.start(self.until_s, candidate, do="steps", settings=settings)
             said = process.ask(self.until_s)
             runner = _Runner(
-                candidate, process, time.monotonic() - began_s, 1, said[0]["precision"], said[0]["threads"],
-                max(one["peak"] or 0 for one in said),
+                candidate, process, time.monotonic() - began_s - said[0]["trial_s"], 1, said[0]["precision"],
+                said[0]["threads"], max(one["peak"] or 0 for one in said),
             )  # fmt: skip
             if first is None and self._is_too_large(runner):
                 raise _Lost(self._too_large(runner.peak_bytes))
@@ -467,7 +489,8 @@ class _Contest:
                     if sum(runner.rounds.values()) < _ENOUGH_S:
                         runner.round(number, self.until_s)
                 self.first = runner
-            runner.n = self.first.n
+            else:
+                runner.n = first.n
         except _Lost as lost:
             if process is not None:
                 process.end(at_once=True)
@@ -492,7 +515,7 @@ class _Contest:
     def _compared(self, best: _Runner, candidate: Candidate) -> tuple[_Runner | None, list[float], str]:
         """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
         each_s = median(best.rounds.values())
-        if self.until_s - time.monotonic() < best.start_s + 3 * each_s:
+        if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
             self.results.append((candidate, None, None, "no time left"))
             return None, [], ""
         if not best.process.has_ended and not self._both_fit(best.candidate, candidate):
@@ -507,8 +530,9 @@ class _Contest:
         try:
             while not ratios or choose.verdict(ratios) is None:
                 number = len(ratios)
-                if best.process.has_ended:
-                    if number not in best.rounds:
+                is_known = number in best.rounds and (best.process.has_ended or each_s > _LONG_S)
+                if is_known or best.process.has_ended:
+                    if not is_known:
                         break
                     ratios.append(other.round(number, self.until_s) / best.rounds[number])
                     continue
@@ -530,7 +554,7 @@ class _Contest:
     def _is_too_large(self, runner: _Runner) -> bool:
         return self.free is not None and runner.candidate.ranks * runner.peak_bytes > choose.FITS_FRAC * self.free
 
-    def prices(self, best: _Runner) -> Iterator[str]:
+    def _prices(self, best: _Runner) -> Iterator[str]:
         """Yield what the user's flags that may cost time cost, measured with and without them."""
         base_s = self.step_s
         for flag in choose.doubtful(self.args):
@@ -543,18 +567,23 @@ class _Contest:
             candidate = replace(best.candidate, checkpointing=checkpointing, without=flag)
             other, ratios, _ = self._compared(best, candidate)
             if other is None or not ratios:
-                yield f"{flag} was not measured: {self.results[-1][3] if other is None else 'no time left'}"
+                why = f"not measured: {self.results[-1][3] if other is None else 'no time left'}"
+                share = self.by_forecast.get(flag)
+                yield f"{flag}: {why}" if share is None else f"{flag} costs {share:.0%} by forecast ({why})"
                 continue
             other.process.end()
             other.level = best.level * median(ratios)
             self.results.append((candidate, other.level, other.peak_bytes, ""))
             yield choose.price(flag, base_s * best.level, base_s * other.level)
-        asked = Candidate.of(self.args)
+
+    def _price_of_accumulation(self, best: _Runner) -> list[str]:
+        """Return what the user's split into micro-batches costs, if another one with fewer is taken."""
+        asked, base_s = Candidate.of(self.args), self.step_s
         level = next((level for one, level, _, _ in self.results if one == asked), None)
-        if asked.batches > 1 and level is not None and best.candidate.batches < asked.batches:
-            times = f"{choose.duration(base_s * level)} a step as {asked}, {choose.duration(base_s * best.level)}"
-            more = f"{level / best.level - 1:.0%}"
-            yield f"--gradient_accumulation_steps {asked.batches} costs {more} here ({times} as taken)"
+        if level is None or best.candidate.batches >= asked.batches:
+            return []
+        times = f"{choose.duration(base_s * level)} a step as {asked}, {choose.duration(base_s * best.level)} as taken"
+        return [f"--gradient_accumulation_steps {asked.batches} costs {level / best.level - 1:.0%} here ({times})"]
 
     @property
     def step_s(self) -> float:
@@ -717,8 +746,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
         best = contest.run()
         if best is None:
             return _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
-        prices = tuple(contest.prices(best))
-        results = contest.all_results(best)
+        prices, results = tuple(contest.prices), contest.all_results(best)
     took_s = time.monotonic() - contest.began_s
     taken = best.candidate
     lines = choose.table(results, taken, took_s, args.train_rows_per_step)

@@ -98,12 +98,13 @@ class Candidate:
         return self.ranks > 1 or self.allocator != "default"
 
     def __str__(self) -> str:
+        if self.without:
+            return f"without {self.without}"
         parts = [f"{self.rows} x {self.batches}"]
         parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
-        parts += [f"recomputing {self.checkpointing}"] if self.checkpointing and self.without != CHECKPOINTING else []
+        parts += [f"recomputing {self.checkpointing}"] if self.checkpointing else []
         parts += [console.plural(self.threads, "thread")] if self.threads and self.ranks == 1 else []
         parts += [self.allocator] if self.allocator != "default" else []
-        parts += [f"without {self.without}"] if self.without else []
         return ", ".join(parts)
 
     def command(self, task: str, args: TrainingArguments) -> str:
@@ -278,7 +279,7 @@ def verdict(ratios: Sequence[float]) -> Literal["won", "lost"] | None:
 
 # ---- for people ----
 
-_INDENT, _SETTING, _STEP, _MEMORY = 11, 31, 10, 9
+_INDENT, _SETTING, _STEP, _MEMORY = 11, 34, 9, 9
 _MOST_UNTRIED = 5
 
 
@@ -287,7 +288,7 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
     tried = sorted((one for one in results if one.step_s is not None), key=lambda one: one.step_s or 0.0)
     tried.sort(key=lambda one: one.candidate != taken)
     others = [one for one in results if one.step_s is None]
-    more = len(others) - _MOST_UNTRIED
+    n_more = len(others) - _MOST_UNTRIED
     best = tried[0].step_s if tried else None
     rows = [f"{'rows x micro-batches':<{_SETTING + 2}}{'a step':>{_STEP}}{'memory':>{_MEMORY}}"] if tried else []
     for one in tried:
@@ -299,7 +300,7 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
         name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
         rows.append(f"{name}{duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
     rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others[:_MOST_UNTRIED]]
-    rows += [f"  {more} more were not tried"] if more > 0 else []
+    rows += [f"  {n_more} more were not tried"] if n_more > 0 else []
     count, rows_of_step = console.plural(len(tried), "setting"), console.plural(n_rows, "row")
     head = f"{count} tried for {console.duration(took_s)}, on real steps of {rows_of_step}"
     lines = [f"{'' if n else 'auto':<{_INDENT}}{text}".rstrip() for n, text in enumerate((head, *rows))]
