@@ -102,6 +102,14 @@ def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str
     assert "its ending says what is written: .svg or .png" in capsys.readouterr().err
 
 
+def test_a_run_with_compiled_blocks_is_planned_without_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("classify", folder / "model", folder / "out", "--do_train", "--dry_run", "--torch_compile")
+    assert run([*given, "--train_file", str(folder / "train.csv")]) == 0
+    shown = capsys.readouterr()
+    assert "memory of one rank" in shown.out
+    assert "blocks which are not compiled" in shown.err
+
+
 def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time, longer = (_planned(folder, capsys, num_train_epochs=n)["time"] for n in (1, 3))
     assert time["total_s"] == pytest.approx(sum(time["run"].values()))

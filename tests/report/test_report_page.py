@@ -186,6 +186,16 @@ def test_forecast_stands_next_to_what_came(folder: Path) -> None:
     assert FORECAST["train_s"] == 100.0
 
 
+def test_automatic_choice_has_what_was_tried_and_what_flags_cost(tmp_path: Path) -> None:
+    large = {"setting": "8 x 1", "step_s": None, "peak_bytes": None, "why": "too large: 114% of what is free"}
+    tried = [{"setting": "4 x 2", "step_s": 0.4123, "peak_bytes": 1.2e9, "why": ""}, large]
+    auto = {"setting": "4 x 2", "tried": tried, "prices": ["--fp16 costs 40% here"]}
+    found = _page(record_run(tmp_path / "auto", auto=auto))
+    rows = found.table("What --auto has tried").rows[1:]
+    assert rows == [["4 x 2", "0.412 s", "1.2 GB", "taken"], ["8 x 1", UNKNOWN, UNKNOWN, large["why"]]]
+    assert "--fp16 costs 40% here" in found.text
+
+
 def test_curves_are_drawn_in_the_colours_of_the_page_and_described(folder: Path) -> None:
     text = _text(folder)
     drawn = re.findall(r'<svg class="chart".*?</svg>', text, flags=re.DOTALL)
@@ -258,6 +268,7 @@ def test_damaged_files_leave_a_page(name: str, content: bytes, folder: Path) -> 
 def test_odd_values_leave_a_page(value: object, tmp_path: Path) -> None:
     forecast = dict.fromkeys(FORECAST, value)
     odd = {"forecast": forecast, "time": value, "machine": {"memory_bytes": value}, "model": value, "command": value}
+    odd |= {"auto": {"tried": [{"setting": value, "step_s": value, "peak_bytes": value}, value], "prices": value}}
     folder = record_run(tmp_path / "odd", settings={"seed": {"value": value, "from": value}}, **odd)
     write_errors(folder, [{"row": value, "text": value, "expected": value, "predicted": value, "probability": value,
                            "loss": value}])  # fmt: skip

@@ -65,7 +65,7 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], bars: Sequence[Bars], f
         "generator": f"{GENERATOR}, whet {__version__}",
     }
     empty = dict.fromkeys(
-        ("figures", "compared", "forecast", "worst", "confusions", "metrics", "evaluations", "charts", "times",
+        ("figures", "compared", "forecast", "tried", "worst", "confusions", "metrics", "evaluations", "charts", "times",
          "settings", "command", "facts")
     )  # fmt: skip
     content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves, "bars": bars}
@@ -81,7 +81,8 @@ _SECTIONS = (
     ("runs", "compared", "Runs"), ("examples", "worst", "Worst examples"),
     ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"),
     ("forecast", "forecast", "Forecast"), ("curves", "charts", "Curves"), ("time", "times", "Time"),
-    ("settings", "settings", "Settings"), ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
+    ("auto", "tried", "Automatic choice"), ("settings", "settings", "Settings"),
+    ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
 )  # fmt: skip
 
 
@@ -139,6 +140,7 @@ def _one(run: Run) -> dict[str, Any]:
         "metrics": _metrics([run]),
         "evaluations": _evaluations(run),
         "times": _times(run),
+        "tried": _tried(run),
         "settings": _settings(run),
         "command": _command(run),
         "facts": _facts(run),
@@ -244,6 +246,23 @@ def _forecast(run: Run) -> list[dict[str, str]]:
             ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
     return [dict(zip(("label", "expected", "found", "ratio"), row, strict=True)) for row in rows]
+
+
+def _tried(run: Run) -> dict[str, Any] | None:
+    """Return what --auto has tried, what it has taken, and what flags of the user's cost; None without --auto."""
+    auto = run.begin.get("auto")
+    if not isinstance(auto, dict):
+        return None
+    tried, prices = (found if isinstance(found := auto.get(name), list) else [] for name in ("tried", "prices"))
+    rows = [
+        {
+            "setting": str(one.get("setting")), "memory": _bytes(one.get("peak_bytes")),
+            "step": UNKNOWN if (seconds := _known(one.get("step_s"))) is None else f"{seconds:.3g} s",
+            "note": "taken" if one.get("setting") == auto.get("setting") else str(one.get("why") or ""),
+        }
+        for one in tried if isinstance(one, dict)
+    ]  # fmt: skip
+    return {"rows": rows, "prices": [str(text) for text in prices]} if rows else None
 
 
 def _ratio(expected: float, found: float | None) -> str:
