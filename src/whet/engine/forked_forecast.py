@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import mmap
 import os
 import resource
@@ -54,8 +55,9 @@ _PATIENCE_S = 180.0
 _MOST_BYTES = 1 << 29
 """What the child may allocate."""
 _LOWEST_PRIORITY = 19
-_ERROR_FRAC = 0.15
-"""Of the time by the pace of the first steps: others have other tokens, and other programs run."""
+_ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
+"""How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
+of one step, which is less for the mean of several."""
 _PR_SET_PDEATHSIG, _MADV_DONTNEED = 1, 4
 
 
@@ -109,7 +111,8 @@ class ForkedForecast:
         found = {"peak_bytes": None, "free_bytes": None} | dict(answer)
         if "train_s" in found:
             return found | {"time_by": "rates"}
-        low_s, high_s = left_s / (1 + _ERROR_FRAC), left_s * (1 + _ERROR_FRAC)
+        error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_steps))
+        low_s, high_s = left_s / (1 + error), left_s * (1 + error)
         times = {"train_s": taken_s + left_s, "low": taken_s + low_s, "high": taken_s + high_s}
         return found | times | {"time_by": "pace"}
 
