@@ -16,9 +16,9 @@ from whet.plan.rates import Rates
 from whet.plan.rehearsal import Rehearsal
 from whet.store import weights
 
-_LATER_BYTES = 16 << 20
-"""What a process holds more at its first step than a plan of the run: modules that are imported then, and memory of the
-preparation that does not fit what comes."""
+_LATER_BYTES = 110 << 20
+"""What a process holds more at its peak than a plan of its run: modules that are imported later, those of the report
+among them, and memory of the preparation that does not fit what comes. Fitted to runs (`benchmarks/plan/run.py`)."""
 
 
 def forecast(task: Task, job: Any, args: TrainingArguments) -> Forecast:
