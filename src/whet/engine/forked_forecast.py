@@ -195,6 +195,7 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
     rehearsal = Rehearsal()
     _limit_memory()
     run = engine.planned()
+    optimizer.state.clear()  # its first update is rehearsed, which makes the state
     held_bytes = parent.resident_bytes - parent.anonymous_bytes + (memory.anonymous_bytes() or 0)
     found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
     answer: dict[str, Any] = {"peak_bytes": found.memory.peak_bytes, "free_bytes": found.memory.free_bytes}
