@@ -54,6 +54,8 @@ _MOMENT_S = 0.5
 _PATIENCE_S = 180.0
 _MOST_BYTES = 1 << 29
 """What the child may allocate."""
+_LATER_BYTES = 40 << 20
+"""What a training of a command holds more at its end than at its second step: modules that judge, save and report."""
 _LOWEST_PRIORITY = 19
 _ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
 """How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
@@ -196,7 +198,8 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
     _limit_memory()
     run = engine.planned()
     optimizer.state.clear()  # its first update is rehearsed, which makes the state
-    held_bytes = parent.resident_bytes - parent.anonymous_bytes + (memory.anonymous_bytes() or 0)
+    own_bytes = memory.anonymous_bytes() or 0
+    held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
     found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
     answer: dict[str, Any] = {"peak_bytes": found.memory.peak_bytes, "free_bytes": found.memory.free_bytes}
     return answer if rates is None else answer | _times(rates, found, run, first)
