@@ -152,6 +152,13 @@ def between(middle_s: float, low_s: float, high_s: float) -> str:
 _UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
+def fine_duration(seconds: float) -> str:
+    """Return a short time as 0.25 ms, 42 ms, 1.25 s or 12.5 s."""
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2g} ms"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+
+
 def amount(n_bytes: float) -> str:
     """Return an amount of memory, as 12 kB, 361 MB or 1.8 GB."""
     if n_bytes < 999_500:

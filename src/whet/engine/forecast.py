@@ -51,6 +51,8 @@ class Forecast:
     anatomy: Anatomy
     workload: Workload
     memory: MemoryForecast
+    held_bytes: int
+    """What this process held once the run was prepared, without its weights."""
 
 
 def of_run(
@@ -74,7 +76,8 @@ def of_run(
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
-    return Forecast(anatomy=sizes, workload=work, memory=max(found, key=lambda one: one.peak_bytes))
+    peak = max(found, key=lambda one: one.peak_bytes)
+    return Forecast(anatomy=sizes, workload=work, memory=peak, held_bytes=held_bytes)
 
 
 # ---- memory ----

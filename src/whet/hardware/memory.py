@@ -145,6 +145,11 @@ def data_bytes(root: Path = ROOT) -> int | None:
     return _kilobytes(root / "proc/self/status", "VmData")
 
 
+def mapped_bytes(root: Path = ROOT) -> int | None:
+    """Return the address space that this process takes now, None if unknown."""
+    return _kilobytes(root / "proc/self/status", "VmSize")
+
+
 def peak_bytes(root: Path = ROOT) -> int | None:
     """Return the peak memory of this process so far, None if unknown."""
     return _kilobytes(root / "proc/self/status", "VmHWM")

@@ -65,6 +65,8 @@ class TaskRun:
     compares_with_start: bool = False
     """Whether an evaluation needs the weights before the training, which the trained model's folder has not."""
     metrics: dict[str, float] = field(default_factory=dict)
+    chosen: Mapping[str, Any] | None = None
+    """What --auto has chosen, for the record of the run."""
     worst: list[str] = field(default_factory=list)
     """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
 
@@ -92,6 +94,7 @@ class TaskRun:
         facts = {
             "command": None if command is None else command.text,
             "task": self.reading.get("task"),
+            "auto": self.chosen,
             "settings": _settings(self.asked, args, {} if command is None else command.sources),
             "machine": record.machine(),
             "model": {

@@ -17,6 +17,7 @@ import numpy as np
 from whet import console
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.rates import FORMATS, Kind, Part, Rates
+from whet.plan.show import TIME
 from whet.precision.compare import LEAST_FLOP, MARGIN
 
 StepPart = Literal["data", "forward", "backward", "exchange", "optimizer"]
@@ -363,6 +364,20 @@ def _in(precision: str, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, precision=precision)
 
 
+def split(work: Workload, rows: int) -> Workload:
+    """Return the same steps in micro-batches of so many rows; the last of a step may have fewer."""
+    return replace(work, steps=tuple(tuple(_cut(_joined(step), rows)) for step in work.steps))
+
+
+def _cut(batch: MicroBatch, rows: int) -> Iterator[MicroBatch]:
+    for first in range(0, batch.n_rows, rows):
+        lengths = batch.lengths[first : first + rows]
+        share = len(lengths) / batch.n_rows if batch.padded_to else lengths.sum() / max(batch.n_tokens, 1)
+        yield replace(
+            batch, lengths=lengths, n_computed=round(batch.n_computed * share), n_targets=round(batch.n_targets * share)
+        )
+
+
 def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
     """Return the micro-batches of a step as one."""
     padded_to = max(batch.padded_to for batch in step)
@@ -377,17 +392,6 @@ def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
 
 # ---- for people ----
 
-_WORDS: Mapping[str, str] = {
-    "start": "imports and weights",
-    "trial": "the trial of the number format",
-    "data": "batches",
-    "forward": "forward passes",
-    "backward": "backward passes",
-    "exchange": "exchange between ranks",
-    "optimizer": "updates",
-    "evaluation": "evaluations",
-    "saving": "checkpoints",
-}
 _LEAST_FRAC = 0.005
 """Parts of a run with a smaller share are not shown."""
 _NAME, _AMOUNT, _SHARE = 44, 12, 8
@@ -397,7 +401,7 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
     """Return the time by part, the sum with its range, what widens it, and what settings cost."""
     total = max(found.total_s, 1e-9)
     rows = [
-        _row(_WORDS[part], console.duration(seconds), f"{seconds / total:.0%}")
+        _row(TIME[part], console.duration(seconds), f"{seconds / total:.0%}")
         for part, seconds in found.run.items()
         if seconds >= _LEAST_FRAC * total
     ]
@@ -407,7 +411,7 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
         "  " + "-" * (_NAME + _AMOUNT + _SHARE),
         _row("from the command to its end", console.duration(found.total_s), ""),
     ]
-    texts = [f"between {low} and {high}; a step takes {_fine(found.step_s)}"]
+    texts = [f"between {low} and {high}; a step takes {console.fine_duration(found.step_s)}"]
     texts += [f"less sure, as {doubt}" for doubt in found.doubts]
     texts += [
         f"{price.flag} costs {console.duration(price.seconds)} ({price.frac:.0%}): {price.without}" for price in costs
@@ -418,7 +422,3 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
 
 def _row(name: str, amount: str, share: str) -> str:
     return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
-
-
-def _fine(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"

@@ -28,6 +28,9 @@ ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
 """Prefix of a split's metrics -> the file of its worst examples."""
 SPLITS = {"eval": "validation", "predict": "test", "train": "training"}
 """Prefix of a split's metrics -> the words for the split."""
+TIMES = {"data": "data", "forward_backward": "forward and backward", "update": "update of the weights",
+         "evaluation": "evaluation", "saving": "saving"}  # fmt: skip
+"""Parts of the time in a run's record -> the words for them."""
 UNKNOWN = "\N{EN DASH}"
 """Shown in place of a number that is not known."""
 _SPEED = ("runtime", "_per_second", "samples", "_left_out", "_wrong", "_judged", "_listed", "flos", "padding_avoided",
@@ -154,6 +157,8 @@ def number_text(value: Any) -> str:
         return f"{value:,.0f}"
     if size >= 100:
         return f"{value:.1f}"
+    if size >= 10:
+        return f"{value:.2f}"
     if not value:
         return "0"
     if size >= 0.001:

@@ -22,7 +22,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -67,6 +67,8 @@ class CommandLine:
     """As a shell reads it; secrets masked."""
     sources: Mapping[str, str]
     """Setting -> where its value came from: `command line` or `settings file`."""
+    words: Sequence[str] = field(default=(), repr=False)
+    """As given after `whet`, secrets among them."""
 
 
 _running: ContextVar[CommandLine | None] = ContextVar("whet_command", default=None)
