@@ -66,8 +66,9 @@ _PR_SET_PDEATHSIG, _MADV_DONTNEED = 1, 4
 class ForkedForecast:
     """The callback of an engine that forecasts its training; `found` gets the forecast once there is one.
 
-    A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed; `train_s`, `low` and `high` in
-    seconds, of this process's training from its begin; and `time_by`, rates or pace.
+    A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed, else also its `parts`;
+    `train_s`, `low` and `high` in seconds, of this process's training from its begin; and `time_by`: rates, with the
+    parts of the `time`, or pace.
     """
 
     def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
@@ -201,23 +202,25 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
     own_bytes = memory.anonymous_bytes() or 0
     held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
     found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
-    answer: dict[str, Any] = {"peak_bytes": found.memory.peak_bytes, "free_bytes": found.memory.free_bytes}
+    forecast = found.memory
+    answer = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes, "parts": dict(forecast.parts)}
     return answer if rates is None else answer | _times(rates, found, run, first)
 
 
-def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, float]:
-    """Return the time of the training from its step `first`, by what this machine does in a second."""
+def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, Any]:
+    """Return the time of the training from its step `first`, by what this machine does in a second, and its parts."""
     from whet.plan import seconds
 
     work, plan = found.workload, run.plan
     took = seconds.forecast(rates, found.anatomy, work)
     n_evaluations = plan.evaluate.times_left(first, plan.n_steps) + (run.args.eval_on_start and first == 0)
-    train_s = (
-        took.step_s * (plan.n_steps - first)
-        + took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1)
-        + took.run["saving"] * plan.save.times_left(first, plan.n_steps) / max(work.n_saves, 1)
-    )
-    return {"train_s": train_s, "low": train_s / (1 + took.error_frac), "high": train_s * (1 + took.error_frac)}
+    n_saves = plan.save.times_left(first, plan.n_steps)
+    parts = {part: each_s * (plan.n_steps - first) for part, each_s in took.step.items()} | {
+        "evaluation": took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1),
+        "saving": took.run["saving"] * n_saves / max(work.n_saves, 1),
+    }
+    train_s, error = sum(parts.values()), took.error_frac
+    return {"train_s": train_s, "low": train_s / (1 + error), "high": train_s * (1 + error), "time": parts}
 
 
 def _limit_memory() -> None:
