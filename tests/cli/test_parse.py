@@ -37,6 +37,7 @@ _EXPERTS = {
 _TEACHER = {"teacher_model": None, "distillation_temperature": 2.0, "distillation_alpha": 0.5}
 _SPLITS = {"train_split_name": "train", "validation_split_name": "validation", "test_split_name": "test"}
 _OWN = {**_SPLITS, "skip_bad": False, "seeds": 1, "report_html": True, "dry_run": False,
+        "auto": False, "auto_budget_s": 60.0, "auto_ranks": None, "auto_again": False,
         "resize_token_embeddings": None, **_LORA, **_EXPERTS, **_TEACHER}  # fmt: skip
 
 

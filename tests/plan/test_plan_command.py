@@ -11,6 +11,7 @@ import pytest
 import torch
 from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
+from tiny_qa import command, squad, write_json
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from text_tasks import save_encoder, topic_rows, words, write_csv
@@ -78,6 +79,17 @@ def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pyt
     assert not (folder / "out").exists()
 
 
+def test_a_plan_of_questions_evaluates_rows_without_labels(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_json(tmp_path / "data.json", squad())
+    sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 64}
+    files = {"train_file": data, "validation_file": data}
+    given = command(encoder, tmp_path / "out", "--do_eval", "--no_time", "--json", **files, **sizes)
+    assert run(["plan", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["moment"] == "in an evaluation"
+
+
 def test_of_several_splits_the_last_is_named() -> None:
     halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
     rounded = fit.Change("--precision bf16", "rounding", ())
@@ -88,6 +100,14 @@ def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str
     given = words("plan", folder / "model", folder / "out", picture="plan.jpg", train_file=folder / "train.csv")
     assert run(given) == 78
     assert "its ending says what is written: .svg or .png" in capsys.readouterr().err
+
+
+def test_a_run_with_compiled_blocks_is_planned_without_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("classify", folder / "model", folder / "out", "--do_train", "--dry_run", "--torch_compile")
+    assert run([*given, "--train_file", str(folder / "train.csv")]) == 0
+    shown = capsys.readouterr()
+    assert "memory of one rank" in shown.out
+    assert "blocks which are not compiled" in shown.err
 
 
 def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

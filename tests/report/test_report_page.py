@@ -179,11 +179,21 @@ def test_settings_that_were_chosen_come_first_with_their_origin(folder: Path) ->
 
 
 def test_forecast_stands_next_to_what_came(folder: Path) -> None:
-    rows = _page(folder).table("What was expected before the first step").rows[1:]
-    assert rows[0] == ["peak memory", "1.0 GB", "1.1 GB", "+10%"]
-    assert rows[1] == ["training time", "1m40s (1m20s to 2m10s)", "2m00s", "+20%"]
+    rows = _page(folder).table("What was expected after the first steps").rows[1:]
+    assert rows[0] == ["peak memory", "1.0 GB", "1.1 GB", "1.10"]
+    assert rows[1] == ["training time", "1m40s (1m20s to 2m10s)", "2m00s", "1.20"]
     assert rows[2][0] == "end"
     assert FORECAST["train_s"] == 100.0
+
+
+def test_automatic_choice_has_what_was_tried_and_what_flags_cost(tmp_path: Path) -> None:
+    large = {"setting": "8 x 1", "step_s": None, "peak_bytes": None, "why": "too large: 114% of what is free"}
+    tried = [{"setting": "4 x 2", "step_s": 0.4123, "peak_bytes": 1.2e9, "why": ""}, large]
+    auto = {"setting": "4 x 2", "tried": tried, "prices": ["--fp16 costs 40% here"]}
+    found = _page(record_run(tmp_path / "auto", auto=auto))
+    rows = found.table("What --auto has tried").rows[1:]
+    assert rows == [["4 x 2", "0.412 s", "1.2 GB", "taken"], ["8 x 1", UNKNOWN, UNKNOWN, large["why"]]]
+    assert "--fp16 costs 40% here" in found.text
 
 
 def test_curves_are_drawn_in_the_colours_of_the_page_and_described(folder: Path) -> None:
@@ -239,7 +249,7 @@ def test_folder_of_transformers_trainer_shows_its_log_and_says_what_is_missing(t
     assert ["accuracy", "0.6250", UNKNOWN] in found.table("Metrics at the end").rows
     assert "2.0000 to 0.6667 at step 3" in found.text
     lacks = found.text[found.text.index("What this page lacks") :]
-    assert "there is no run.jsonl: the commands of whet and whet.Trainer write it" in lacks
+    assert "there is no run.jsonl: whet's commands write it" in lacks
     assert "there is no errors.jsonl" in lacks
 
 
@@ -258,6 +268,7 @@ def test_damaged_files_leave_a_page(name: str, content: bytes, folder: Path) -> 
 def test_odd_values_leave_a_page(value: object, tmp_path: Path) -> None:
     forecast = dict.fromkeys(FORECAST, value)
     odd = {"forecast": forecast, "time": value, "machine": {"memory_bytes": value}, "model": value, "command": value}
+    odd |= {"auto": {"tried": [{"setting": value, "step_s": value, "peak_bytes": value}, value], "prices": value}}
     folder = record_run(tmp_path / "odd", settings={"seed": {"value": value, "from": value}}, **odd)
     write_errors(folder, [{"row": value, "text": value, "expected": value, "predicted": value, "probability": value,
                            "loss": value}])  # fmt: skip

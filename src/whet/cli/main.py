@@ -204,7 +204,7 @@ def _recorded(argv: Sequence[str], sources: Mapping[str, str]) -> contextlib.Abs
     from whet.watch import record
 
     text = hide_secrets(" ".join(map(_shell_word, ["whet", *_masked(argv)])))
-    return record.of_command(record.CommandLine(text, sources))
+    return record.of_command(record.CommandLine(text, sources, argv))
 
 
 def _note(text: str) -> None:

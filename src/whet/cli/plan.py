@@ -90,6 +90,14 @@ class PlanArguments:
     """Print JSON."""
 
 
+_TRIES_NOTHING = Problem(
+    what="whet plan tries nothing",
+    got="--auto",
+    why="it forecasts from the sizes of a model, and auto chooses by steps that are taken",
+    fix="leave --auto out; --auto with --dry_run is for the command of the training: it tries, and trains nothing",
+)
+
+
 def _trained() -> dict[str, Any]:
     return {name: entry for name, entry in tasks.entries().items() if entry.does == "trains"}
 
@@ -108,7 +116,7 @@ def command_for(words: Sequence[str]) -> Command:
         return _run(asked, task, job, args)
 
     def problems(asked: PlanArguments, job: Any, args: TrainingArguments) -> list[Problem]:
-        return task.problems(job, args)
+        return [*([_TRIES_NOTHING] if job.auto else []), *task.problems(job, args)]
 
     return replace(
         training,

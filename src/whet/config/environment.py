@@ -20,6 +20,8 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_IMPORTS": ("delayed", "eager"),
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
+AUTO = "WHET_AUTO"
+"""What a process that `--auto` starts is to do: whet alone sets it (`jobs/auto.py`)."""
 TRAINJOB = "KUBEFLOW_TRAINER_SERVER_URL"
 """Kubeflow's variable: where a TrainJob posts its progress."""
 _MEANINGS = {
@@ -74,7 +76,7 @@ def misspelled(environment: Mapping[str, str]) -> list[str]:
     return [
         f"the environment variable {name} has no effect{_guess(name)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(_OF_TESTS)
+        if name.startswith(PREFIX) and name not in (*VARIABLES, AUTO) and not name.startswith(_OF_TESTS)
     ]
 
 

@@ -105,6 +105,12 @@ def load() -> float | None:
         return None
 
 
+def running_threads(root: Path = ROOT) -> int | None:
+    """Return how many threads of the machine run or want to run now, this one among them; None if unknown."""
+    found = [line.split() for line in read_lines(root / "proc/stat") if line.startswith("procs_running ")]
+    return int(found[0][1]) if found else None
+
+
 def _quota(folder: Path) -> float | None:
     words = read_words(folder / "cpu.max")
     if not words:  # version 1

@@ -12,7 +12,7 @@ from whet.jobs.task import Task
 
 MAIN_OPTIONS = (
     "model_name_or_path", "dataset_name", "train_file", "validation_file", "output_dir", "do_train", "do_eval",
-    "resume_from_checkpoint", "precision", "per_device_train_batch_size", "learning_rate", "num_train_epochs",
+    "resume_from_checkpoint", "auto", "precision", "per_device_train_batch_size", "learning_rate", "num_train_epochs",
 )  # fmt: skip
 """What the short help text of each shows, next to options of its own."""
 

@@ -124,6 +124,17 @@ class JobFields:
     dry_run: bool = False
     """Print what the training would take, its memory by part, and end: no weights are read, and nothing is written but
     the cache of tokens. Needs do_train."""
+    auto: bool = False
+    """Find what makes this run fastest here without changing its result, and run it so: how a step is split into
+    micro-batches, threads, cores, ranks on this machine, the allocator, and recomputation if the memory demands it. The
+    best by forecast take real steps, one after the other. The choice is kept for runs of the same shape. For CPUs."""
+    auto_budget_s: float = 60.0
+    """With auto: seconds for the trials."""
+    auto_ranks: int | None = None
+    """With auto: the most ranks that may be started on this machine. 1: none are tried. null: as many as it has NUMA
+    nodes, or two for each if they have many cores."""
+    auto_again: bool = False
+    """With auto: try again although the choice of an earlier run is kept, or although the run is a short one."""
     overwrite_cache: bool = False
     """Tokenize again even if the tokens of this data are cached."""
     preprocessing_num_workers: int | None = None

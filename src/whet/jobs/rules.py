@@ -3,11 +3,14 @@
 `JobFields` has the first, and `Task` checks the others: a task adds rules of its own and repeats none of these.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
+from whet.config.environment import AUTO
+from whet.config.ranks import here
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.errors import MASK, Problem
 from whet.jobs.splits import SPLITS
@@ -186,6 +189,17 @@ JOB_RULES: tuple[Rule, ...] = (
     at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
     at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
     at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
+    # the automatic choice
+    above("auto_budget_s", 0, "a trial takes some seconds"),
+    at_least("auto_ranks", 1, "a run has a rank"),
+    only_with(
+        "auto_is_on",
+        "auto",
+        ("auto_budget_s", "auto_ranks", "auto_again"),
+        is_on=lambda job: job.auto,
+        why="they say how auto chooses",
+        fix="add --auto, or leave them out",
+    ),
     # an adapter
     at_least("lora_r", 1, "a pair of matrices of rank 0 is nothing"),
     at_least("lora_alpha", 1, "the pairs' results are multiplied by it"),
@@ -265,6 +279,27 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         what="dry_run has no training to forecast",
         why="it prints what a training would take",
         fix="add --do_train, or leave --dry_run out",
+    ),
+    _trains(
+        "auto_trains",
+        "auto",
+        why="it tries training steps",
+        fix="add --do_train, or leave --auto out",
+    ),
+    excludes(
+        "one_choice_of_rows",
+        "auto",
+        ("auto_find_batch_size",),
+        why="both choose the rows of a micro-batch, and auto knows which fit",
+        fix="leave --auto_find_batch_size out",
+    ),
+    broken_if(
+        "auto_starts_the_ranks",
+        ("auto",),
+        lambda job, _: job.auto and here().n_ranks > 1 and AUTO not in os.environ,
+        what="auto is one of several ranks",
+        why="it starts ranks itself where they are faster, and tries them before the run",
+        fix="start one process without a launcher: it prints what it takes; or leave --auto out",
     ),
     metrics_are_the_tasks,
     seeds_are_compared,

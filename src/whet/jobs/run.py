@@ -74,18 +74,29 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
+    asked, choice, recorded = args, None, nullcontext()
+    if job.auto:
+        from whet.jobs import auto
+
+        if (order := auto.ordered()) is not None and order["do"] != "run":
+            return auto.serve(order, task, job, args)
+        args, choice = auto.chosen(task, job, args)
+        recorded = auto.recorded(choice, args, asked)
     if job.dry_run:
         return _show_forecast(task, job, args)
     started_s = time.perf_counter()
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
     reports = job.report_html and args.should_save
     reported = report.written_after(Path(args.output_dir)) if reports else nullcontext()
-    with kept, taken as folder, reported, run_log.buffered():
+    with kept, taken as folder, reported, run_log.buffered(), recorded:
         examples = {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
         if job.seeds > 1:
-            metrics, lines = run_seeds(task, job, args, examples)
+            metrics, lines = run_seeds(task, job, args, examples, choice)
         else:
             begun = task.begin(job, args, examples)
+            if choice is not None:
+                begun.chosen = choice.as_json()
+                begun.engine.precision.chosen_in("" if args.precision == asked.precision else "the trials of --auto")
             metrics, lines = begun.run(), task.lines(begun)
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
@@ -110,7 +121,10 @@ RECORD = "seed_finished.json"
 _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME}
 """Files of a seed that say nothing about its model."""
 _FILES = tuple(one.file for one in SPLITS.values())
-_FREE = {"seeds", "report_html", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
+_FREE = {
+    "seeds", "report_html", "auto", "auto_budget_s", "auto_ranks", "auto_again", "token", "cache_dir",
+    "overwrite_cache", "preprocessing_num_workers", *_FILES,
+}  # fmt: skip
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 _READ_BYTES = 1 << 20
@@ -194,7 +208,9 @@ class Result:
     """The lines that follow the table at the end of its run."""
 
 
-def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def run_seeds(
+    task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], choice: Any = None
+) -> tuple[Any, list[str]]:
     """Train every seed that has not finished; return all metrics of the best one with the spread, and lines for people.
 
     Raises Stopped if a signal comes; the same command with `--resume_from_checkpoint auto` then resumes.
@@ -216,7 +232,7 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
             own = replace(args, seed=seed, output_dir=str(folder), precision=precision)
             with _stops_with(f"{n - 1} of {job.seeds} seeds are trained"):
                 earlier = "the first seed" if args.precision == "auto" != precision else ""
-                record = _train(task, job, own, examples, earlier) | {"seed": seed, "settings": settings}
+                record = _train(task, job, own, examples, earlier, choice) | {"seed": seed, "settings": settings}
                 chosen_by = chosen_by or task.best_by(record["metrics"], args)
                 output_files.write_json(folder / RECORD, record, indent=2, on_error="stop")
             precision = record["precision"]
@@ -227,7 +243,7 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
 
 
 def _train(
-    task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], auto_as_in: str
+    task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], auto_as_in: str, choice: Any
 ) -> dict[str, Any]:
     """Return the record of a seed that has been trained and judged, in the precision that `auto_as_in` chose."""
     require_places(job, args)
@@ -235,6 +251,7 @@ def _train(
         (folder / RECORD).unlink(missing_ok=True)
         begun = task.begin(job, args, examples)
         begun.engine.precision.chosen_in(auto_as_in)
+        begun.chosen = None if choice is None else choice.as_json()
         metrics = begun.run()
     lines, precision = task.lines(begun), begun.engine.precision.name
     del begun

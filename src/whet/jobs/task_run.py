@@ -13,6 +13,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.settings import options_of, printable
 from whet.data.store import RowStore
 from whet.engine.engine import Engine, RunSpec
+from whet.engine.forked_forecast import ForkedForecast
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.jobs import judging
@@ -64,6 +65,8 @@ class TaskRun:
     compares_with_start: bool = False
     """Whether an evaluation needs the weights before the training, which the trained model's folder has not."""
     metrics: dict[str, float] = field(default_factory=dict)
+    chosen: Mapping[str, Any] | None = None
+    """What --auto has chosen, for the record of the run."""
     worst: list[str] = field(default_factory=list)
     """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
 
@@ -91,6 +94,7 @@ class TaskRun:
         facts = {
             "command": None if command is None else command.text,
             "task": self.reading.get("task"),
+            "auto": self.chosen,
             "settings": _settings(self.asked, args, {} if command is None else command.sources),
             "machine": record.machine(),
             "model": {
@@ -104,6 +108,7 @@ class TaskRun:
         }  # fmt: skip
         recorder = record.Recorder(args.output_dir, facts)
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
+        engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
         return recorder.ends(self.metrics)
 
     def _save_training(self, metrics: dict[str, Any]) -> None:

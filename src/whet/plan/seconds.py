@@ -364,6 +364,20 @@ def _in(precision: str, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, precision=precision)
 
 
+def split(work: Workload, rows: int) -> Workload:
+    """Return the same steps in micro-batches of so many rows; the last of a step may have fewer."""
+    return replace(work, steps=tuple(tuple(_cut(_joined(step), rows)) for step in work.steps))
+
+
+def _cut(batch: MicroBatch, rows: int) -> Iterator[MicroBatch]:
+    for first in range(0, batch.n_rows, rows):
+        lengths = batch.lengths[first : first + rows]
+        share = len(lengths) / batch.n_rows if batch.padded_to else lengths.sum() / max(batch.n_tokens, 1)
+        yield replace(
+            batch, lengths=lengths, n_computed=round(batch.n_computed * share), n_targets=round(batch.n_targets * share)
+        )
+
+
 def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
     """Return the micro-batches of a step as one."""
     padded_to = max(batch.padded_to for batch in step)

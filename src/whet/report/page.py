@@ -65,7 +65,7 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], bars: Sequence[Bars], f
         "generator": f"{GENERATOR}, whet {__version__}",
     }
     empty = dict.fromkeys(
-        ("figures", "compared", "forecast", "worst", "confusions", "metrics", "evaluations", "charts", "times",
+        ("figures", "compared", "forecast", "tried", "worst", "confusions", "metrics", "evaluations", "charts", "times",
          "settings", "command", "facts")
     )  # fmt: skip
     content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves, "bars": bars}
@@ -81,7 +81,8 @@ _SECTIONS = (
     ("runs", "compared", "Runs"), ("examples", "worst", "Worst examples"),
     ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"),
     ("forecast", "forecast", "Forecast"), ("curves", "charts", "Curves"), ("time", "times", "Time"),
-    ("settings", "settings", "Settings"), ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
+    ("auto", "tried", "Automatic choice"), ("settings", "settings", "Settings"),
+    ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
 )  # fmt: skip
 
 
@@ -139,6 +140,7 @@ def _one(run: Run) -> dict[str, Any]:
         "metrics": _metrics([run]),
         "evaluations": _evaluations(run),
         "times": _times(run),
+        "tried": _tried(run),
         "settings": _settings(run),
         "command": _command(run),
         "facts": _facts(run),
@@ -230,27 +232,41 @@ def _train_s(run: Run) -> float | None:
 
 def _forecast(run: Run) -> list[dict[str, str]]:
     """Return what was expected of memory and time, next to what came."""
-    forecast = run.begin.get("forecast")
-    if not isinstance(forecast, dict):
-        return []
-    rows = []
+    forecast, rows = run.forecast, []
     peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
     if peak is not None:
-        rows.append(("peak memory", amount(peak), _bytes(found), _difference(peak, found)))
+        rows.append(("peak memory", amount(peak), _bytes(found), _ratio(peak, found)))
     expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
     if expected is not None:
         low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
-        rows.append(("training time", duration(expected) + between, shown, _difference(expected, taken)))
+        rows.append(("training time", duration(expected) + between, shown, _ratio(expected, taken)))
         if began is not None:
             ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
-    return [dict(zip(("label", "expected", "found", "difference"), row, strict=True)) for row in rows]
+    return [dict(zip(("label", "expected", "found", "ratio"), row, strict=True)) for row in rows]
 
 
-def _difference(expected: float, found: float | None) -> str:
-    return UNKNOWN if found is None or not expected else f"{found / expected - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+def _tried(run: Run) -> dict[str, Any] | None:
+    """Return what --auto has tried, what it has taken, and what flags of the user's cost; None without --auto."""
+    auto = run.begin.get("auto")
+    if not isinstance(auto, dict):
+        return None
+    tried, prices = (found if isinstance(found := auto.get(name), list) else [] for name in ("tried", "prices"))
+    rows = [
+        {
+            "setting": str(one.get("setting")), "memory": _bytes(one.get("peak_bytes")),
+            "step": UNKNOWN if (seconds := _known(one.get("step_s"))) is None else f"{seconds:.3g} s",
+            "note": "taken" if one.get("setting") == auto.get("setting") else str(one.get("why") or ""),
+        }
+        for one in tried if isinstance(one, dict)
+    ]  # fmt: skip
+    return {"rows": rows, "prices": [str(text) for text in prices]} if rows else None
+
+
+def _ratio(expected: float, found: float | None) -> str:
+    return UNKNOWN if found is None or expected <= 0 else f"{found / expected:.2f}"
 
 
 def _metrics(runs: Sequence[Run]) -> dict[str, Any] | None:

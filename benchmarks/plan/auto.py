@@ -1,0 +1,248 @@
+"""What `--auto` takes, next to twelve settings picked by hand, under a limit that kills what needs more memory.
+
+    python benchmarks/plan/auto.py                                       # 6 jobs, about an hour on two cores
+    python benchmarks/plan/auto.py --jobs minilm-classify --settings 4   # one job next to four settings: minutes
+
+The models have random weights and a vocabulary of made-up words, so that nothing is downloaded. Every run is a command
+of its own, under RLIMIT_AS: what torch maps when it starts, and the room that the job names. The time of a step is the
+mean from the third step to the last, on the same rows for all. Each setting runs several times, in turn with the
+others, and its best time counts. Trials of `--auto` do not count: its first run makes them, the others take the choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import machine
+
+RESULTS = Path(__file__).with_name("auto.json")
+VOCABULARY, N_ROWS = 30_000, 1200
+_FIRST = 2
+"""The mean begins after this step: the first ones make the optimizer's state and fill caches."""
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "minilm": ("bert", {
+        "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
+    }),
+    "bert-base": ("bert", {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    }),
+    "llama": ("llama", {
+        "hidden_size": 576, "num_hidden_layers": 12, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "intermediate_size": 1536, "tie_word_embeddings": True,
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training: a task, a model, rows of a step, lengths in words, and what it may hold in addition to torch."""
+
+    name: str
+    task: str
+    model: str
+    rows: int
+    words: tuple[int, int]
+    room_gb: float
+    options: tuple[str, ...] = ()
+
+
+JOBS = (
+    Job("minilm-classify", "classify", "minilm", 64, (8, 48), 1.0, ("--max_seq_length", "64")),
+    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 2.0, ("--max_seq_length", "320", "--doc_stride", "64")),
+    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 5.0, ("--max_seq_length", "256")),
+    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.1, ("--max_seq_length", "128")),
+    Job("llama-lm", "lm", "llama", 16, (60, 300), 3.0, ("--max_length", "256")),
+    Job("llama-lora", "lm", "llama", 16, (60, 300), 2.5, ("--max_length", "256", "--lora_r", "16")),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How somebody might set a run by hand."""
+
+    split: int
+    """Micro-batches of a step."""
+    checkpointing: str | None
+    threads: int | None
+    """None: torch's own number."""
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        parts = [f"1/{self.split}", self.checkpointing or "no checkpointing"]
+        return ", ".join([*parts, f"{self.threads} threads" if self.threads else "all threads"])
+
+    def flags(self, job: Job) -> list[str]:
+        """Return its flags."""
+        found = ["--per_device_train_batch_size", str(job.rows // self.split)]
+        found += ["--gradient_accumulation_steps", str(self.split)]
+        if self.checkpointing:
+            found += ["--gradient_checkpointing", "true", "--checkpointing_policy", self.checkpointing]
+        return found
+
+
+def by_hand() -> list[Setting]:
+    """Return the twelve settings."""
+    half = max((os.cpu_count() or 2) // 2, 1)
+    return [Setting(*one) for one in product((1, 2, 4), (None, "selective"), (None, half))]
+
+
+@dataclass
+class Line:
+    """What came of one setting, or of --auto."""
+
+    name: str
+    step_s: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+    failed: str = ""
+    """Why there is no time: the last line that the run wrote."""
+
+    @property
+    def best_s(self) -> float:
+        """The best time of a step; infinite if it did not run."""
+        return min(self.step_s, default=float("inf"))
+
+
+def make_model(folder: Path, name: str) -> None:
+    """Write a model with random weights and without a head of a task, with a tokenizer of made-up words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    kind, sizes = MODELS[name]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(VOCABULARY - 5))]
+    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=3,
+        bos_token_id=2,
+        **sizes,
+    )
+    (AutoModelForCausalLM if kind == "llama" else AutoModel).from_config(config).save_pretrained(folder / name)
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+               "mask_token": "[MASK]", "eos_token": "[SEP]", "bos_token": "[CLS]"}  # fmt: skip
+    PreTrainedTokenizerFast(tokenizer_object=raw, **special).save_pretrained(folder / name)
+
+
+def write_rows(path: Path, job: Job) -> None:
+    """Write the examples of a job."""
+    numbers = random.Random(job.name)
+
+    def example(n: int) -> dict[str, Any]:
+        words = [f"w{numbers.randrange(VOCABULARY - 5)}" for _ in range(numbers.randint(*job.words))]
+        text = " ".join(words)
+        if job.task == "tag":
+            return {"tokens": words, "ner_tags": ["O" if k % 5 else "B-X" for k in range(len(words))]}
+        if job.task == "qa":
+            answers = {"text": [words[3]], "answer_start": [text.index(words[3])]}
+            return {"id": str(n), "question": " ".join(words[:8]), "context": text, "answers": answers}
+        return {"text": text} | ({} if job.task == "lm" else {"label": "ab"[n % 2]})
+
+    path.write_text("".join(json.dumps(example(n)) + "\n" for n in range(N_ROWS)), "utf-8")
+
+
+def mapped_bytes() -> int:
+    """Return what a process maps once torch has started its threads, in bytes."""
+    code = "import torch, transformers; torch.ones(1 << 20).add_(1); print(open('/proc/self/statm').read().split()[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(job: Job, line: Line, flags: Sequence[str], folder: Path, limit: int, steps: int, threads: int | None) -> None:
+    """Run the job once, and add what it took to the line."""
+    out = folder / "out"
+    words = [
+        sys.executable, "-m", "whet", job.task, "--model_name_or_path", str(folder / job.model), "--do_train",
+        "--train_file", str(folder / f"{job.name}.jsonl"), "--output_dir", str(out), "--overwrite_output_dir",
+        "--use_cpu", "--save_strategy", "no", "--logging_steps", "1", "--report_html", "false", *job.options, *flags,
+    ]  # fmt: skip
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    begun = partial(resource.setrlimit, resource.RLIMIT_AS, (limit, most))
+    with (folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(
+            [*words, "--max_steps", str(steps)], env=environment, stdout=output, stderr=subprocess.STDOUT,
+            preexec_fn=begun,
+        )  # fmt: skip
+        _, status, usage = os.wait4(process.pid, 0)
+    said = (folder / "output.txt").read_text().strip()
+    if status:
+        line.failed = said.splitlines()[-1] if said else f"status {status}"
+        return
+    if "--auto" in flags and "\nauto  " in f"\n{said}":
+        print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)
+    events = [json.loads(text) for text in (out / "run.jsonl").read_text().splitlines()]
+    last = max(n for n, event in enumerate(events) if event["event"] == "begin")  # an earlier run wrote there too
+    times = {event["step"]: event["time"] for event in events[last:] if event["event"] == "step"}
+    line.step_s.append((times[steps] - times[_FIRST]) / (steps - _FIRST))
+    line.peak_bytes = max(line.peak_bytes, usage.ru_maxrss * 1024)
+
+
+def main() -> None:
+    """Run the jobs, print a table, and store it if nothing was left out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="+", default=[one.name for one in JOBS], choices=[one.name for one in JOBS])
+    parser.add_argument("--settings", type=int, default=12, help="only so many of the twelve settings by hand")
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--budget_s", type=float, default=60.0, help="for the trials of --auto")
+    parser.add_argument("--folder", type=Path, help="keep the models and the cache here")
+    asked = parser.parse_args()
+    hand, found, base = by_hand()[: asked.settings], {}, mapped_bytes()
+    with tempfile.TemporaryDirectory(prefix="whet-bench-auto-") as made:
+        folder = asked.folder or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        for job in (one for one in JOBS if one.name in asked.jobs):
+            if not (folder / job.model).exists():
+                make_model(folder, job.model)
+            write_rows(folder / f"{job.name}.jsonl", job)
+            limit = base + int(job.room_gb * 2**30)
+            lines = [Line("--auto"), *(Line(one.name) for one in hand)]
+            for repeat in range(asked.repeats):
+                again = ["--auto_again", "true"] if repeat == 0 else []
+                auto = ["--auto", "--auto_budget_s", str(asked.budget_s), *again, *Setting(1, None, None).flags(job)]
+                run(job, lines[0], auto, folder, limit, asked.steps, None)
+                for one, line in zip(hand, lines[1:], strict=True):
+                    if not line.failed:
+                        run(job, line, one.flags(job), folder, limit, asked.steps, one.threads)
+            show(job, lines, limit)
+            found[job.name] = {"limit_bytes": limit, "lines": [asdict(line) for line in lines]}
+    if len(found) == len(JOBS) and len(hand) == len(by_hand()):
+        RESULTS.write_text(json.dumps({"machine": machine.facts(), "jobs": found}, indent=1) + "\n")
+
+
+def show(job: Job, lines: Sequence[Line], limit: int) -> None:
+    """Print what came of a job: --auto next to the best by hand, and what the limit has ended."""
+    auto, *hand = lines
+    best = min(hand, key=lambda line: line.best_s)
+    ratio = f"{auto.best_s / best.best_s:.2f} of the best by hand" if best.step_s else "nothing by hand fits"
+    print(f"\n{job.name}: --auto {auto.best_s:.3f} s a step, {ratio}")
+    for line in sorted(lines, key=lambda line: line.best_s):
+        taken = f"{line.best_s:8.3f} s {line.peak_bytes / 1e9:6.2f} GB" if line.step_s else f"ended: {line.failed[:60]}"
+        print(f"  {line.name:<40}{taken}", flush=True)
+    print(f"  limit on the address space: {limit / 1e9:.2f} GB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

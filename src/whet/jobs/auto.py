@@ -1,0 +1,814 @@
+"""`--auto`: finds what makes this run fastest on this machine without changing its result, and runs it so.
+
+What may change, and what wins, `plan/choose.py` decides. Here are the processes. One forecasts the candidates; then the
+best few take real steps, each in a process with its own threads, cores, allocator and ranks, the best so far and the
+next in turn. All of them run the user's command, which finds in the variable `WHET_AUTO` what it is to do, and answers
+at a socket. They write nothing into the output folder. The winner then runs in this process, or in its place
+if it needs another environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from whet import console
+from whet.config.arguments import TrainingArguments
+from whet.config.environment import AUTO
+from whet.config.ranks import Elsewhere, checked_for, place_or_alone
+from whet.config.settings import draft
+from whet.errors import ConfigError, WhetError
+from whet.hardware import cpu, memory
+from whet.jobs.task import Task
+from whet.launch.start import choose_libraries
+from whet.launch.words import without_secrets
+from whet.log import logger
+from whet.plan import choose
+from whet.plan.choose import Candidate, Choice, Forecast, Result
+from whet.store import find, manifest
+from whet.watch import printing, record, stop
+
+_ROUND_S = 0.25
+"""A round of steps takes about this time, or is one step."""
+_MOST_STEPS = 64
+_ALONE_ROUNDS = 4
+"""Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
+_NOT_FAR = 1.15
+_LONG_S = 1.0
+"""Rounds that take longer are not repeated for each candidate as long as their first times will do."""
+_ENOUGH_S = 2.0
+"""After so much time of rounds, the first candidate has taken enough of them."""
+_ENDS_S = 5.0
+_LONGEST = 1 << 24
+_PR_SET_PDEATHSIG = 1
+_FIRST_TO_KILL = "1000"
+"""For the kernel when memory runs out: rather a trial than the process that started it."""
+
+
+# ---- in the processes of a choice ----
+
+
+def ordered() -> Mapping[str, Any] | None:
+    """Return what the process that started this one wants of it, if it is one of a choice; else None."""
+    text = os.environ.get(AUTO)
+    return None if text is None else json.loads(text)
+
+
+def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> int:
+    """Forecast candidates, or take steps as one of them, and answer at the socket; return the exit code."""
+    if place_or_alone().n_ranks == 1:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != order["parent"]:
+            return 0
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(order["at"])
+        with end.makefile("rw", encoding="utf-8") as line:
+            try:
+                (_forecast if order["do"] == "forecast" else _take_steps)(line, order, task, job, args)
+            except WhetError as error:
+                _answer(line, error="; ".join(filter(None, (error.problems[0].what, error.problems[0].fix))))
+            except BrokenPipeError:  # nobody asks any more
+                return 0
+    return 0
+
+
+def _answer(line: Any, **facts: Any) -> None:
+    line.write(json.dumps(facts) + "\n")
+    line.flush()
+
+
+def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
+    """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
+    import torch
+
+    from whet.jobs.dry_run import examples_of, forecast, rates_for
+    from whet.plan import seconds
+    from whet.store import weights
+
+    if (device := weights.device_of(args.use_cpu).type) != "cpu":
+        _answer(line, device=device)
+        return
+    torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
+    held = memory.resident_bytes() or 0
+    mapped = max((memory.mapped_bytes() or 0) - held, 0)
+    free = choose.free_bytes(args.memory_limit_gb, mapped, held)
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
+    rates = rates_for(args, lambda text: _answer(line, say=text))
+    assert rates is not None
+    examples, base = examples_of(task, job, args), Candidate.of(args)
+    first = forecast(task, job, args, examples)
+
+    def fits(peak_bytes: int) -> bool:
+        return free is None or peak_bytes <= choose.FITS_FRAC * free
+
+    def looked_at(candidate: Candidate, found: Any = None) -> Forecast:
+        if found is None:
+            own = _drafted(args, **candidate.settings)
+            found = forecast(task, job, own, examples, held_bytes=first.held_bytes)
+        return timed(candidate, found.memory.peak_bytes)
+
+    def timed(candidate: Candidate, peak_bytes: int | None) -> Forecast:
+        anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing)
+        took = seconds.forecast(rates, anatomy, seconds.split(first.workload, candidate.rows))
+        return Forecast(
+            candidate=candidate, step_s=took.step_s, fits=peak_bytes is None or fits(peak_bytes), peak_bytes=peak_bytes
+        )
+
+    padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
+    why = choose.fixed_split(args) or padded
+    sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
+    known: list[Forecast] = []
+    for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
+        larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
+        ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
+        looks = choose.largest_fitting(ways, lambda one: looked_at(one, first if one == base else None))
+        known += looks
+        largest = max((one.candidate.rows for one in looks if one.fits), default=0)
+        seen = [one.candidate for one in looks]
+        known += [timed(one, None) for one in ways if one.rows < largest and one not in seen]
+    without = []
+    if args.gradient_checkpointing:
+        without = [looked_at(replace(base, checkpointing=None, without=choose.CHECKPOINTING))]
+    took = seconds.forecast(rates, first.anatomy, first.workload)
+    prices = seconds.prices(rates, first.anatomy, first.workload)
+    _answer(
+        line, device="cpu", free=free, mapped=mapped, split_is_fixed=why, train_s=took.train_s,
+        prices={price.flag: price.frac for price in prices},
+        known=[asdict(one) for one in known], without=[asdict(one) for one in without],
+    )  # fmt: skip
+
+
+_OFF: Mapping[str, Any] = {
+    "overwrite_output_dir": False, "do_eval": False, "do_predict": False, "resume_from_checkpoint": None,
+    "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
+    "save_strategy": "no", "save_async": False, "enable_jit_checkpoint": False, "logging_strategy": "no",
+    "logging_first_step": False, "report_to": (), "profile": False, "disable_tqdm": True, "log_level": "error",
+    "lr_scheduler_type": "constant", "lr_scheduler_kwargs": None, "warmup_steps": 0, "warmup_ratio": 0.0,
+    "memory_limit_gb": 0.0,
+}  # fmt: skip
+"""What a trial leaves out, as it belongs to no step."""
+
+
+def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
+    """Take the first step of the run, then those that are asked for, and answer how long they took."""
+    import torch
+
+    from whet.engine.prepare import align_special_tokens, follow_own_switch
+    from whet.watch.determinism import deterministic
+
+    candidate = Candidate.from_json(order["candidate"])
+    if candidate.cpus:
+        os.sched_setaffinity(0, candidate.cpus)
+    args = _drafted(args, **candidate.settings, **order["settings"], **_OFF, output_dir=order["folder"])
+    engine = task.begin(job, args, {"train": task.examples(job, "train")}).engine
+    engine.events.callbacks.clear()
+    align_special_tokens(engine.model, engine.spec.processing_class)
+    follow_own_switch(engine.model, engine.args)
+    with deterministic(args.full_determinism):
+        loop, began_s = engine.new_loop(), time.perf_counter()
+        loop.start(None)
+        trial_s = time.perf_counter() - began_s
+
+        def take(first: int, n: int) -> float:
+            began_s = time.perf_counter()
+            for step in range(first, first + n):
+                loop.counters.global_step = step % loop.run.plan.n_steps
+                loop.take_step()
+            return time.perf_counter() - began_s
+
+        take(0, 1)
+        _answer(
+            line, precision=engine.precision.name, threads=torch.get_num_threads(), peak=memory.peak_bytes(),
+            trial_s=trial_s,
+        )  # fmt: skip
+        while text := line.readline(_LONGEST):
+            asked = json.loads(text)
+            _answer(line, seconds=take(asked["first"], asked["n"]), peak=memory.peak_bytes())
+
+
+def _drafted(settings: Any, **changed: Any) -> Any:
+    """Return the settings with these changes, which are not a run's: no rule is checked."""
+    return draft(type(settings), {one.name: getattr(settings, one.name) for one in fields(settings)} | changed)
+
+
+# ---- the processes, from outside ----
+
+
+class _Lost(Exception):  # noqa: N818 (no fault of the run)
+    """A process of a choice has not answered."""
+
+
+class _Workshop:
+    """Starts the processes of a choice, and ends them; their folder goes with it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        self.folder = Path(tempfile.mkdtemp(prefix="whet-auto-"))
+        self.listener = socket.socket(socket.AF_UNIX)
+        self._there: list[_Process] = []
+
+    def __enter__(self) -> _Workshop:
+        self.listener.bind(str(self.folder / "socket"))
+        self.listener.listen(256)
+        stop.before_exit(self.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started."""
+        for one in self._there:
+            one.end(at_once=True)
+        self.listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, until_s: float, candidate: Candidate, **order: Any) -> _Process:
+        """Return the processes of a candidate, one for each rank, that have begun; raise _Lost if they do not."""
+        order |= {
+            "at": str(self.folder / "socket"),
+            "parent": os.getpid(),
+            "folder": str(self.folder / f"out-{len(self._there)}"),
+        }
+        Path(order["folder"]).mkdir()
+        order["candidate"] = asdict(candidate)
+        command, environment = started_by(candidate, self._words, str(self.folder / "logs"))
+        environment[AUTO] = json.dumps(order)
+        with (self.folder / f"{len(self._there)}.txt").open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 (the command of the user)
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        found = _Process(process, Path(output.name))
+        self._there.append(found)
+        try:
+            found.meet(self.listener, candidate.ranks, until_s)
+        except _Lost:
+            found.end(at_once=True)
+            raise
+        return found
+
+
+class _Process:
+    """The process of a candidate, or those of its ranks, which answer one line for each request."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self._process, self._output = process, output
+        self._ends: list[socket.socket] = []
+        self._lines: list[Any] = []
+
+    def meet(self, listener: socket.socket, n: int, until_s: float) -> None:
+        """Wait until all of them have connected."""
+        listener.settimeout(0.1)
+        while len(self._ends) < n:
+            with suppress(TimeoutError):
+                end, _ = listener.accept()
+                self._ends.append(end)
+                self._lines.append(end.makefile("rw", encoding="utf-8"))
+                continue
+            if self._process.poll() is not None:
+                raise _Lost(self._last_words())
+            if time.monotonic() > until_s:
+                raise _Lost("no time left")
+
+    def ask(self, until_s: float, **asked: Any) -> list[Mapping[str, Any]]:
+        """Send the request, and return the answer of each; without one, what they say by themselves."""
+        try:
+            for line in self._lines if asked else ():
+                _answer(line, **asked)
+            return [self._answer(number, until_s) for number in range(len(self._lines))]
+        except TimeoutError:
+            raise _Lost("no time left") from None
+        except OSError:
+            raise _Lost(self._last_words()) from None
+
+    def _answer(self, number: int, until_s: float) -> Mapping[str, Any]:
+        while True:
+            self._ends[number].settimeout(max(until_s - time.monotonic(), 0.05))
+            text = self._lines[number].readline(_LONGEST)
+            if not text:
+                raise _Lost(self._last_words())
+            found = json.loads(text)
+            if "error" in found:
+                raise _Lost(found["error"])
+            if "say" not in found:
+                return found
+            printing.show([found["say"]])
+
+    def _last_words(self) -> str:
+        """Return the last line of its output: why it ended."""
+        with suppress(subprocess.TimeoutExpired):
+            if (code := self._process.wait(_ENDS_S)) < 0:
+                return f"killed by {signal.Signals(-code).name}"
+        lines = self._output.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "it ended without an answer"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Let it end, and wait for that."""
+        for end in (*self._lines, *self._ends):
+            with suppress(OSError):
+                end.close()
+        if at_once:
+            self._process.terminate()  # a launcher stops its ranks, which are in sessions of their own
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS_S)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def started_by(candidate: Candidate, words: Sequence[str], log_dir: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs these words of whet's as this candidate, and its environment."""
+    environment = dict(os.environ)
+    command = [sys.executable, "-m", "whet", *words]
+    if candidate.ranks > 1:
+        ranks = ["--nproc_per_node", str(candidate.ranks), "--memory_allocator", candidate.allocator]
+        command[3:3] = ["launch", *ranks, "--openmp", "default", "--log_dir", log_dir, "--"]
+    elif candidate.allocator != "default":
+        library = choose_libraries(candidate.allocator, "default").allocator
+        environment["LD_PRELOAD"] = ":".join(filter(None, (environment.get("LD_PRELOAD"), str(library))))
+    if candidate.threads is not None and candidate.ranks == 1:
+        environment["OMP_NUM_THREADS"] = str(candidate.threads)
+    command, held = without_secrets(command)
+    return command, environment | held
+
+
+# ---- the contest ----
+
+
+@dataclass
+class _Runner:
+    """A candidate that takes steps."""
+
+    candidate: Candidate
+    process: _Process
+    start_s: float
+    """From its process to its first step, without a trial of the number format."""
+    n: int
+    """Steps of a round."""
+    precision: str
+    threads: int
+    peak_bytes: int
+    level: float = 1.0
+    """Its time for a step over that of the first candidate."""
+    rounds: dict[int, float] = field(default_factory=dict)
+    """Round -> its last time. The same round has the same rows for all candidates."""
+
+    def round(self, number: int, until_s: float) -> float:
+        """Return how long this round takes, in seconds."""
+        found = self.process.ask(until_s, first=1 + number * self.n, n=self.n)
+        self.peak_bytes = max(self.peak_bytes, *(one["peak"] or 0 for one in found))
+        self.rounds[number] = max(one["seconds"] for one in found)
+        return self.rounds[number]
+
+
+class _Contest:
+    """Tries candidates within a budget, the best so far against the next one."""
+
+    def __init__(
+        self, workshop: _Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
+    ) -> None:
+        self.workshop, self.task, self.job, self.args = workshop, task, job, args
+        self.known = [Forecast.from_json(one) for one in plan["known"]]
+        self.without = [Forecast.from_json(one) for one in plan["without"]]
+        self.free: int | None = plan["free"]
+        self.split_is_fixed = bool(plan["split_is_fixed"])
+        self.by_forecast: Mapping[str, float] = plan["prices"]
+        self.prices: list[str] = []
+        """What flags of the user's that may cost time cost."""
+        self.results: list[tuple[Candidate, float | None, int | None, str]] = []
+        """Candidate, its time over that of the first, its peak, and why it was not tried to the end."""
+        self.first: _Runner | None = None
+        self.began_s = time.monotonic()
+        self.until_s = self.began_s + job.auto_budget_s
+
+    def run(self) -> _Runner | None:
+        """Return the winner; None if no candidate came to a step."""
+        base = Candidate.of(self.args)
+        short = [one.candidate for one in choose.shortlist(self.known)]
+        large = [one for one in self.known if not one.fits]
+        for one in large:
+            self.results.append((one.candidate, None, None, self._too_large(one.peak_bytes or 0)))
+        slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
+        for one in slow:
+            self.results.append((one.candidate, None, None, f"forecast at {choose.duration(one.step_s)}"))
+        own = next((one for one in self.known if one.candidate == base and one.fits), None)
+        others, best = [one for one in short if one != base], None
+        if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
+            least_s = choose.shortlist(self.known)[0].step_s
+            others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
+        for candidate in others:
+            best = self._duel(best, candidate) if best is not None else self._first(candidate)
+        if best is None:
+            return None
+        self.prices += self._price_of_accumulation(best)
+        return self._in_environments(best)
+
+    def _first(self, candidate: Candidate) -> _Runner | None:
+        """Return the first candidate at work, once the user's flags have their price: there may be time for no more."""
+        found = self._begun(candidate)
+        self.prices = [] if found is None else [*self._prices(found)]
+        return found
+
+    def _in_environments(self, best: _Runner) -> _Runner:
+        origin = best.candidate
+        own = choose.environments(origin, best.threads, allocators(), self._most_ranks())
+        for one in own:
+            changed = {name: value for name, value in vars(one).items() if value != getattr(origin, name)}
+            candidate = replace(best.candidate, **changed)
+            if candidate.ranks == 1 or ("threads" not in changed and self._takes(candidate)):
+                best = self._duel(best, candidate)
+        return best
+
+    def _most_ranks(self) -> int | None:
+        return 1 if self.job.seeds > 1 or self.split_is_fixed else self.job.auto_ranks
+
+    def _takes(self, candidate: Candidate) -> bool:
+        """Return whether the settings go with so many ranks, and all of them fit into memory."""
+        peak = self.expected(candidate)
+        if self.free is not None and candidate.ranks * peak > choose.FITS_FRAC * self.free:
+            return False
+        from whet.optional import is_installed
+
+        with checked_for(Elsewhere(n_ranks=candidate.ranks, has_deepspeed=is_installed("deepspeed"))):
+            try:
+                args = replace(self.args, **candidate.changed(self.args))
+            except WhetError:
+                return False
+            return not self.task.problems(_drafted(self.job, auto=False), args)
+
+    def expected(self, candidate: Candidate) -> int:
+        """Return the memory of a rank of the candidate, at most."""
+        known = [one for one in self.known if one.candidate.checkpointing == candidate.checkpointing and one.peak_bytes]
+        enough = [one.peak_bytes or 0 for one in known if one.candidate.rows >= candidate.rows]
+        return min(enough, default=max((one.peak_bytes or 0 for one in known), default=0))
+
+    def _begun(self, candidate: Candidate) -> _Runner | None:
+        """Return the candidate at work, after its first step; None if it does not come to that."""
+        began_s = time.monotonic()
+        first = self.first
+        settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
+        process = None
+        if began_s >= self.until_s:
+            self.results.append((candidate, None, None, "no time left"))
+            return None
+        try:
+            process = self.workshop.start(self.until_s, candidate, do="steps", settings=settings)
+            said = process.ask(self.until_s)
+            runner = _Runner(
+                candidate, process, time.monotonic() - began_s - said[0]["trial_s"], 1, said[0]["precision"],
+                said[0]["threads"], max(one["peak"] or 0 for one in said),
+            )  # fmt: skip
+            if first is None and self._is_too_large(runner):
+                raise _Lost(self._too_large(runner.peak_bytes))
+            if first is None:
+                runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, self.until_s), 1e-6)), _MOST_STEPS))
+                for number in range(2):
+                    if sum(runner.rounds.values()) < _ENOUGH_S:
+                        runner.round(number, self.until_s)
+                self.first = runner
+            else:
+                runner.n = first.n
+        except _Lost as lost:
+            if process is not None:
+                process.end(at_once=True)
+            self.results.append((candidate, None, None, str(lost)))
+            return None
+        return runner
+
+    def _duel(self, best: _Runner, candidate: Candidate) -> _Runner:
+        """Return the faster of the two at work; the other one has ended."""
+        other, ratios, why = self._compared(best, candidate)
+        if other is None:
+            return best
+        other.level = best.level * median(ratios) if ratios else best.level
+        won = not why and choose.verdict(ratios) == "won"
+        if won and self._is_too_large(other):
+            won, why = False, self._too_large(other.peak_bytes * candidate.ranks)
+        winner, loser = (other, best) if won else (best, other)
+        loser.process.end()
+        self.results.append((loser.candidate, loser.level if ratios else None, loser.peak_bytes, "" if won else why))
+        return winner
+
+    def _compared(self, best: _Runner, candidate: Candidate) -> tuple[_Runner | None, list[float], str]:
+        """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
+        each_s = median(best.rounds.values())
+        if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
+            self.results.append((candidate, None, None, "no time left"))
+            return None, [], ""
+        if not best.process.has_ended and not self._both_fit(best.candidate, candidate):
+            with suppress(_Lost):
+                for number in range(_ALONE_ROUNDS):
+                    best.round(number, self.until_s)
+            best.process.end()
+        other = self._begun(candidate)
+        if other is None:
+            return None, [], ""
+        ratios: list[float] = []
+        try:
+            while not ratios or choose.verdict(ratios) is None:
+                number = len(ratios)
+                is_known = number in best.rounds and (best.process.has_ended or each_s > _LONG_S)
+                if is_known or best.process.has_ended:
+                    if not is_known:
+                        break
+                    ratios.append(other.round(number, self.until_s) / best.rounds[number])
+                    continue
+                pair = (best, other) if number % 2 else (other, best)
+                times = {id(one): one.round(number, self.until_s) for one in pair}
+                ratios.append(times[id(other)] / times[id(best)])
+        except _Lost as lost:
+            return other, ratios, str(lost)
+        return other, ratios, ""
+
+    def _both_fit(self, one: Candidate, other: Candidate) -> bool:
+        needed = sum(two.ranks * self.expected(two) for two in (one, other))
+        available = memory.available_bytes()
+        return available is None or needed <= available + self.expected(one)
+
+    def _too_large(self, peak_bytes: int) -> str:
+        return f"too large: {peak_bytes / (self.free or peak_bytes):.0%} of what is free"
+
+    def _is_too_large(self, runner: _Runner) -> bool:
+        return self.free is not None and runner.candidate.ranks * runner.peak_bytes > choose.FITS_FRAC * self.free
+
+    def _prices(self, best: _Runner) -> Iterator[str]:
+        """Yield what the user's flags that may cost time cost, measured with and without them."""
+        base_s = self.step_s
+        for flag in choose.doubtful(self.args):
+            larger = next((one for one in self.without if one.candidate.without == flag and not one.fits), None)
+            if larger is not None:
+                room = "" if self.free is None else f", and {console.amount(self.free)} are free"
+                yield f"{flag} is needed: without it the run takes {console.amount(larger.peak_bytes or 0)}{room}"
+                continue
+            checkpointing = None if flag == choose.CHECKPOINTING else best.candidate.checkpointing
+            candidate = replace(best.candidate, checkpointing=checkpointing, without=flag)
+            other, ratios, _ = self._compared(best, candidate)
+            if other is None or not ratios:
+                why = f"not measured: {self.results[-1][3] if other is None else 'no time left'}"
+                share = self.by_forecast.get(flag)
+                yield f"{flag}: {why}" if share is None else f"{flag} costs {share:.0%} by forecast ({why})"
+                continue
+            other.process.end()
+            other.level = best.level * median(ratios)
+            self.results.append((candidate, other.level, other.peak_bytes, ""))
+            yield choose.price(flag, base_s * best.level, base_s * other.level)
+
+    def _price_of_accumulation(self, best: _Runner) -> list[str]:
+        """Return what the user's split into micro-batches costs, if another one with fewer is taken."""
+        asked, base_s = Candidate.of(self.args), self.step_s
+        level = next((level for one, level, _, _ in self.results if one == asked), None)
+        if level is None or best.candidate.batches >= asked.batches:
+            return []
+        times = f"{choose.duration(base_s * level)} a step as {asked}, {choose.duration(base_s * best.level)} as taken"
+        return [f"--gradient_accumulation_steps {asked.batches} costs {level / best.level - 1:.0%} here ({times})"]
+
+    @property
+    def step_s(self) -> float:
+        """The time of a step of the first candidate."""
+        return 0.0 if self.first is None else median(self.first.rounds.values()) / self.first.n
+
+    def all_results(self, best: _Runner) -> list[Result]:
+        """Return what came of every candidate."""
+        found = [*self.results, (best.candidate, best.level, best.peak_bytes, "")]
+        return [
+            Result(candidate=one, step_s=None if level is None else self.step_s * level, peak_bytes=peak, why=why)
+            for one, level, peak, why in found
+        ]
+
+
+def allocators() -> list[choose.Allocator]:
+    """Return the allocators that are installed, next to the process's own; none if its user has preloaded one."""
+    if "malloc" in os.environ.get("LD_PRELOAD", ""):
+        return []
+    found: list[choose.Allocator] = []
+    for name in ("tcmalloc", "jemalloc"):
+        with suppress(ConfigError):
+            choose_libraries(name, "default")
+            found.append(name)
+    return found
+
+
+# ---- the choice of a run ----
+
+
+def chosen(task: Task, job: Any, args: TrainingArguments) -> tuple[TrainingArguments, Choice | None]:
+    """Return the settings with what was chosen for this run, and the choice; None: the settings stay as they are.
+
+    What needs another environment begins in place of this process: the call then does not return.
+    """
+    if (order := ordered()) is not None:
+        os.environ.pop(AUTO)
+        choice = Choice.from_json(order["choice"])
+        return _with(choice, job, args), choice
+    command = record.running_command()
+    assert command is not None
+    key = choose.key_of(task.name, job, args)
+    known = choose.kept(key)
+    choice = _resumed(job, args, known)
+    if choice is None and known is not None and not job.auto_again:
+        choice = _kept(known, args)
+    if choice is None:
+        choice = _tried(task, job, args, command.words)
+        if choice is not None and choice.step_s is not None:
+            choose.keep(choice, key)
+    if choice is None:
+        return args, None
+    if not job.dry_run:
+        _begin(choice, command.words)
+        return _with(choice, job, args), choice
+    _say(choice.candidate.command(task.name, args), "run")
+    if choice.candidate.ranks > 1:
+        _say("what follows is the forecast of one process", "")
+        return args, choice
+    return _with(choice, job, args), choice
+
+
+@contextmanager
+def recorded(choice: Choice | None, args: TrainingArguments, asked: TrainingArguments) -> Iterator[None]:
+    """Let the log of the run in the block have what was tried, and its record name --auto where a setting came from."""
+    command = record.running_command()
+    if choice is None or command is None:
+        yield
+        return
+    for line in (*choice.lines, *choice.prices):
+        logger.info("%s", line)
+    changed = [one.name for one in fields(args) if getattr(args, one.name) != getattr(asked, one.name)]
+    with record.of_command(replace(command, sources={**command.sources, **dict.fromkeys(changed, "--auto")})):
+        yield
+
+
+def _with(choice: Choice, job: Any, args: TrainingArguments) -> TrainingArguments:
+    changed = choice.candidate.changed(args)
+    if choice.precision is not None and args.precision == "auto" and job.seeds == 1 and not args.resume_from_checkpoint:
+        changed |= {"precision": choice.precision, "bf16": None}
+    return replace(args, **changed) if changed else args
+
+
+def _say(text: str, label: str = "auto") -> None:
+    for n, line in enumerate(console.folded_message(text, console.width() - 11, "")):
+        printing.show([f"{label if n == 0 else '':<11}{line}"])
+
+
+def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
+    """Return the choice of an earlier run if it still holds, and say so."""
+    if why := known.why_again(choose.free_bytes(args.memory_limit_gb, known.mapped_bytes)):
+        _say(f"settings are tried again: {why}")
+        return None
+    if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
+        return None
+    step = "" if known.step_s is None else f", {choose.duration(known.step_s)} a step"
+    age = console.duration(max(time.time() - known.made, 0))
+    _say(f"{known.candidate}{step}: as tried {age} ago on this machine; --auto_again true tries again")
+    for text in known.prices:
+        _say(text)
+    return known
+
+
+def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice | None:
+    """Return what the run of the checkpoint was, which this one resumes; None if there is none.
+
+    The choice that is known stays if it agrees: it also says what a result does not depend on.
+    """
+    asked, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
+    if not asked or asked == "no":
+        return None
+    folders = [output_dir / f"seed-{args.seed + n}" for n in range(job.seeds)] if job.seeds > 1 else [output_dir]
+    folder = next(filter(None, map(find.would_resume, folders)), None) if asked == "auto" else Path(str(asked))
+    if folder is None:
+        return None
+    from whet.store import compare
+
+    try:
+        settings = json.loads((folder / compare.ARGUMENTS).read_text("utf-8"))
+        threads = json.loads((folder / compare.FINGERPRINT).read_text("utf-8"))["environment"]["threads"]
+        ranks = manifest.n_ranks_of(folder)
+        found = Candidate(
+            rows=int(settings["per_device_train_batch_size"]), batches=int(settings["gradient_accumulation_steps"]),
+            checkpointing=settings["checkpointing_policy"] if settings["gradient_checkpointing"] else None,
+            ranks=ranks, threads=None if os.environ.get("OMP_NUM_THREADS") else int(threads),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # what is wrong with it, the resume says
+    if found.rows * found.batches * ranks != args.train_rows_per_step or ranks > cpu.usable_cores():
+        return None  # the resume says so, or deals the rows to the ranks that there are
+    own = None if known is None else known.candidate
+    if own is not None and replace(own, threads=found.threads, cpus=(), allocator="default") == found:
+        found = replace(own, threads=found.threads)
+    _say(f"{found}: as in {folder.name}, so that the run resumes bitwise")
+    return Choice(candidate=found)
+
+
+def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) -> Choice | None:
+    """Return what trials have chosen, and say what was tried; None if nothing could be."""
+    was_busy = choose.is_busy()
+    with _Workshop(words) as workshop:
+        try:
+            far_s = time.monotonic() + 24 * 3600
+            planned = workshop.start(far_s, Candidate.of(args), do="forecast")
+            plan = planned.ask(far_s)[0]
+            planned.end()
+        except _Lost as lost:
+            _say(f"nothing is tried, as the run cannot be forecast: {lost}")
+            return None
+        if plan["device"] != "cpu":
+            raise _on_a_gpu(plan["device"])
+        contest = _Contest(workshop, plan, task, job, args)
+        if not any(one.fits for one in contest.known):
+            raise _nothing_fits(contest)
+        short = plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
+        if short:
+            took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))
+            why = f"nothing is tried, as the run takes about {took} and trials up to {budget} (--auto_again tries)"
+            return _by_forecast(contest, why)
+        best = contest.run()
+        if best is None:
+            return _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
+        prices, results = tuple(contest.prices), contest.all_results(best)
+    took_s = time.monotonic() - contest.began_s
+    taken = best.candidate
+    lines = choose.table(results, taken, took_s, args.train_rows_per_step)
+    printing.show(lines)
+    said = [f"{taken} is taken"]
+    said += [lost] if (lost := choose.why_the_next_lost(results, taken)) else []
+    said += [f"micro-batches stay, as {plan['split_is_fixed']}"] if plan["split_is_fixed"] else []
+    for text in ("; ".join(said), *prices):
+        _say(text, "")
+    too_large = [one.peak_bytes for one in contest.known if not one.fits and one.peak_bytes]
+    return Choice(
+        candidate=taken, precision=best.precision if args.precision == "auto" else None,
+        step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
+        larger_bytes=min(too_large, default=None), mapped_bytes=plan["mapped"], was_busy=was_busy, took_s=took_s,
+        lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
+    )  # fmt: skip
+
+
+def _by_forecast(contest: _Contest, why: str) -> Choice | None:
+    """Return what a run takes without a trial: its own settings if they fit, else the fastest forecast that does."""
+    base = Candidate.of(contest.args)
+    if any(one.fits for one in contest.known if one.candidate == base):
+        _say(f"{why}: the settings stay as they are")
+        return None
+    best = choose.shortlist(contest.known)[0].candidate
+    _say(f"{why}: {best} is taken by its forecast, as {base} does not fit")
+    return Choice(candidate=best)
+
+
+def _begin(choice: Choice, words: Sequence[str]) -> None:
+    """Give this process the threads and cores of the choice, or begin another one in its place."""
+    found = choice.candidate
+    if found.cpus:
+        os.sched_setaffinity(0, found.cpus)
+    if not found.needs_other_process:
+        if found.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(found.threads)
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.set_num_threads(found.threads)
+        return
+    command, environment = started_by(found, words, "launch-logs")
+    environment[AUTO] = json.dumps({"do": "run", "choice": asdict(choice)})
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execve(command[0], command, environment)  # noqa: S606 (no shell)
+
+
+def _on_a_gpu(device: str) -> WhetError:
+    return ConfigError(
+        what="auto chooses for CPUs",
+        got=f"this run is on a GPU ({device})",
+        why="threads, cores, allocators and ranks of CPUs are what it tries, and its forecasts are of CPUs",
+        fix="leave --auto out, and add --auto_find_batch_size true, which finds the rows that fit; or add --use_cpu",
+    )
+
+
+def _nothing_fits(contest: _Contest) -> WhetError:
+    least = min(contest.known, key=lambda one: one.peak_bytes or 0)
+    return ConfigError(
+        what="no settings with the same result fit into memory",
+        got=f"{least.candidate} takes {console.amount(least.peak_bytes or 0)}, and "
+        f"{console.amount(contest.free or 0)} are free, of which a tenth is left for what a forecast does not know",
+        why="auto changes how a step is split and what is recomputed, and nothing that changes the result",
+        fix=f"run: whet plan {contest.task.name} with the options of this run and --fit, which lists changes that fit",
+    )

@@ -1,0 +1,496 @@
+"""What `--auto` may change of a run, what of it is tried, what wins, and where the choice is kept.
+
+A candidate changes how fast a step is and how much memory it takes, not what it computes: how a step is split into
+micro-batches, what is recomputed, and on which threads, cores, ranks and allocator it runs. Who forecasts candidates
+and takes their steps, `jobs/auto.py` decides. Nothing here imports torch: a run whose choice is known begins at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from whet import console
+from whet.config.arguments import TrainingArguments
+from whet.hardware import cpu, memory, topology
+from whet.hardware.rank_plan import RankPlan, plan_ranks
+from whet.paths import default_cache_dir
+from whet.version import __version__
+
+Policy = Literal["blocks", "selective"]
+POLICIES: tuple[Policy, ...] = ("selective", "blocks")
+Allocator = Literal["default", "tcmalloc", "jemalloc"]
+FITS_FRAC = 0.9
+"""A candidate fits if it takes less than this share of what is free: forecasts are up to 5 % too low, and a run stops
+when 5 % are left."""
+MOST_ROUNDS = 6
+_FEWEST_ROUNDS = 3
+_HOPELESS, _SLOWER, _FASTER, _BARELY_FASTER = (1.3, 1.08), 1.03, 0.97, 0.985
+_SMALLEST_FRAC = 16
+"""Micro-batches are not split below this part of a step: products of few rows are slow."""
+_MOST_SPLITS, _MOST_WORSE = 3, 1.4
+"""So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
+_CORES_OF_RANKS = 16
+"""Cores of a NUMA node from which two ranks are tried on it."""
+_FORM = 1
+"""Raise this when a kept choice would be made in another way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to run the same training."""
+
+    rows: int
+    """Those of a micro-batch of one rank."""
+    batches: int
+    """Micro-batches of a step."""
+    checkpointing: Policy | None = None
+    ranks: int = 1
+    threads: int | None = None
+    """Those of a rank; None: as they are without --auto."""
+    cpus: tuple[int, ...] = ()
+    """The logical CPUs that a rank alone is bound to; empty: not bound."""
+    allocator: Allocator = "default"
+    without: str = ""
+    """A flag of the user's that is left out, to measure what it costs. Such a candidate is never taken."""
+
+    @classmethod
+    def of(cls, args: TrainingArguments) -> Candidate:
+        """Return the run as its settings have it."""
+        return cls(
+            rows=args.per_device_train_batch_size, batches=args.gradient_accumulation_steps,
+            checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Candidate:
+        """Return what `asdict` made; raise TypeError for anything else."""
+        return cls(**{**found, "cpus": tuple(found["cpus"])})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a training that make it this one."""
+        found: dict[str, Any] = {
+            "per_device_train_batch_size": self.rows, "gradient_accumulation_steps": self.batches,
+            "gradient_checkpointing": self.checkpointing is not None,
+            "checkpointing_policy": self.checkpointing or "blocks",
+        }  # fmt: skip
+        if self.checkpointing is None:
+            found["gradient_checkpointing_kwargs"] = None
+        return {**found, **_WITHOUT.get(self.without, {})}
+
+    def changed(self, args: TrainingArguments) -> dict[str, Any]:
+        """Return those of its settings that differ from these."""
+        return {name: value for name, value in self.settings.items() if getattr(args, name) != value}
+
+    @property
+    def needs_other_process(self) -> bool:
+        """Whether it begins with another environment than that of a running process."""
+        return self.ranks > 1 or self.allocator != "default"
+
+    def __str__(self) -> str:
+        if self.without:
+            return f"without {self.without}"
+        parts = [f"{self.rows} x {self.batches}"]
+        parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        parts += [f"recomputing {self.checkpointing}"] if self.checkpointing else []
+        parts += [console.plural(self.threads, "thread")] if self.threads and self.ranks == 1 else []
+        parts += [self.allocator] if self.allocator != "default" else []
+        return ", ".join(parts)
+
+    def command(self, task: str, args: TrainingArguments) -> str:
+        """Return the command that does the same without --auto, the user's other options as dots."""
+        words = [f"OMP_NUM_THREADS={self.threads}"] if self.threads and self.ranks == 1 else []
+        launched = ["launch"]
+        launched += [f"--nproc_per_node {self.ranks}"] if self.ranks > 1 else []
+        launched += [f"--memory_allocator {self.allocator}"] if self.needs_other_process else []
+        words += ["whet", *([*launched, "--"] if len(launched) > 1 else []), task, "..."]
+        words += [f"--{name} {_word(value)}" for name, value in self.changed(args).items() if value is not None]
+        return " ".join(words)
+
+
+CHECKPOINTING, COMPILE = "--gradient_checkpointing", "--torch_compile"
+_FORMATS = {"bf16": "--bf16", "fp16": "--fp16", "int8": "--precision int8"}
+_WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    CHECKPOINTING: {
+        "gradient_checkpointing": False, "checkpointing_policy": "blocks", "gradient_checkpointing_kwargs": None
+    },
+    COMPILE: {"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None},
+    **{flag: {"precision": "auto", "bf16": None, "fp16": None} for flag in _FORMATS.values()},
+}  # fmt: skip
+"""Flag of the guides that may cost time on a CPU -> the settings without it."""
+
+
+def doubtful(args: TrainingArguments) -> list[str]:
+    """Return the flags among these settings whose price is measured."""
+    found = [CHECKPOINTING] if args.gradient_checkpointing else []
+    found += [COMPILE] if args.torch_compile else []
+    return found + ([_FORMATS[args.precision]] if args.precision in _FORMATS else [])
+
+
+def sizes(base: Candidate) -> list[tuple[int, int]]:
+    """Return how the rows of a step may be split into micro-batches, the largest first; the user's split among them."""
+    total = base.rows * base.batches
+    found = {(base.rows, base.batches)}
+    rows = total
+    while rows >= max(1, total // _SMALLEST_FRAC):
+        found.add((rows, total // rows))
+        if rows % 2:
+            break
+        rows //= 2
+    return sorted(found, reverse=True)
+
+
+def fixed_split(args: TrainingArguments) -> str:
+    """Return why another split of a step would change its result, or is not the run's to choose; "" if it is."""
+    if args.deepspeed is not None:
+        return "the configuration of DeepSpeed has it"
+    if args.optimizer_in_backward:
+        return "a step inside backward has one micro-batch"
+    if args.padding_in_loss != "none":
+        return "the loss counts the padding of each batch"
+    if args.train_sampling_strategy == "batch_rebalance":
+        return "batch_rebalance deals rows to batches"
+    if args.dataloader_drop_last:
+        return "dataloader_drop_last leaves out a batch"
+    return ""
+
+
+def largest_fitting(ways: Sequence[Candidate], look: Callable[[Candidate], Forecast]) -> list[Forecast]:
+    """Return the forecasts that it takes to find the largest of these that fits; they are given in falling size."""
+    found: list[Forecast] = []
+    low, high = 0, len(ways)  # those before `low` are too large, those from `high` on fit
+    at = 0
+    while low < high:
+        found.append(look(ways[at]))
+        low, high = (low, at) if found[-1].fits else (at + 1, high)
+        at = (low + high) // 2
+    return found
+
+
+def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
+    """Return the forecasts of what may be tried, the fastest first."""
+    fitting = sorted((one for one in known if one.fits), key=lambda one: one.step_s)
+    return [one for one in fitting[:_MOST_SPLITS] if one.step_s <= _MOST_WORSE * fitting[0].step_s]
+
+
+def environments(
+    best: Candidate, threads: int, allocators: Sequence[Allocator], most_ranks: int | None
+) -> list[Candidate]:
+    """Return the other environments to try for a run, those first that change the most on large machines.
+
+    `threads` is how many it has by itself. Threads that the user has set with OMP_NUM_THREADS stay. `most_ranks` None:
+    as many as the machine's NUMA nodes, or its many cores, suggest.
+    """
+    usable, quota = cpu.usable_cpus(), cpu.quota_cores()
+    own = topology.read(cpus=usable).within(usable)
+    alone = plan_ranks(own, quota_cores=quota, n_ranks=1)[0]
+    found = [*_of_ranks(best, own.nodes, alone, most_ranks)]
+    found += [replace(best, allocator=one) for one in allocators]
+    if not os.environ.get("OMP_NUM_THREADS"):
+        cpus = () if set(alone.cpus) == usable else alone.cpus
+        counts = [alone.n_threads] if (alone.n_threads, cpus) != (threads, ()) else []
+        counts += [max(alone.n_threads // 2, 1)] if alone.n_threads > 1 else []
+        found += [replace(best, threads=n, cpus=cpus) for n in counts]
+    return found
+
+
+def _of_ranks(best: Candidate, nodes: Sequence[int], alone: RankPlan, most: int | None) -> list[Candidate]:
+    n_nodes, n_cores = len(nodes), len(alone.cores)
+    counts = {n_nodes, 2 * n_nodes} if n_cores >= _CORES_OF_RANKS * n_nodes else {n_nodes}
+    counts = {n for n in counts if most is None or n <= most} | ({most} if most else set())
+    total = best.rows * best.batches
+    found = []
+    for n in sorted(counts):
+        if n < 2 or n > n_cores or total % n:
+            continue
+        each = total // n
+        rows = next(rows for rows in range(min(best.rows, each), 0, -1) if each % rows == 0)
+        found.append(replace(best, ranks=n, rows=rows, batches=each // rows))
+    return found
+
+
+# ---- what is known of a candidate ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a candidate should take."""
+
+    candidate: Candidate
+    step_s: float
+    fits: bool
+    peak_bytes: int | None = None
+    """None: not rehearsed, as a larger one fits."""
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Forecast:
+        """Return what `asdict` made."""
+        return cls(**{**found, "candidate": Candidate.from_json(found["candidate"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a candidate."""
+
+    candidate: Candidate
+    step_s: float | None = None
+    """None: it was not tried, or did not come to a step."""
+    peak_bytes: int | None = None
+    """The most that a rank held."""
+    why: str = ""
+    """Why it was not tried, or not to the end."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as run.jsonl has it."""
+        return {"setting": str(self.candidate), "step_s": self.step_s, "peak_bytes": self.peak_bytes, "why": self.why}
+
+
+def verdict(ratios: Sequence[float]) -> Literal["won", "lost"] | None:
+    """Return whether a candidate is faster, by its times over those of the best so far on the same steps.
+
+    None: more rounds are needed. One that is as fast has lost, as the settings then stay what they were.
+    """
+    middle = median(ratios)
+    first, second = _HOPELESS
+    if min(ratios) > (first if len(ratios) == 1 else second):
+        return "lost"
+    if len(ratios) < _FEWEST_ROUNDS:
+        return None
+    if middle > _SLOWER:
+        return "lost"
+    if middle < _FASTER and max(ratios) < 1.0:
+        return "won"
+    if len(ratios) >= MOST_ROUNDS:
+        return "won" if middle < _BARELY_FASTER else "lost"
+    if len(ratios) > _FEWEST_ROUNDS and _BARELY_FASTER < middle < 1 / _BARELY_FASTER:
+        return "lost"
+    return None
+
+
+# ---- for people ----
+
+_INDENT, _SETTING, _STEP, _MEMORY = 11, 34, 9, 9
+_MOST_UNTRIED = 5
+
+
+def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: int) -> list[str]:
+    """Return what was tried, in lines of at most 80 columns: the candidate that is taken first, the slowest last."""
+    tried = sorted((one for one in results if one.step_s is not None), key=lambda one: one.step_s or 0.0)
+    tried.sort(key=lambda one: one.candidate != taken)
+    others = [one for one in results if one.step_s is None]
+    n_more = len(others) - _MOST_UNTRIED
+    best = tried[0].step_s if tried else None
+    rows = [f"{'rows x micro-batches':<{_SETTING + 2}}{'a step':>{_STEP}}{'memory':>{_MEMORY}}"] if tried else []
+    for one in tried:
+        assert one.step_s is not None
+        more = one.step_s / (best or one.step_s) - 1
+        why = one.why or f"{abs(more):.0%} {'slower' if more >= 0 else 'faster'}"
+        mark, why = (">", "taken") if one.candidate == taken else (" ", why)
+        held = "" if one.peak_bytes is None else console.amount(one.peak_bytes)
+        name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
+        rows.append(f"{name}{duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
+    rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others[:_MOST_UNTRIED]]
+    rows += [f"  {n_more} more were not tried"] if n_more > 0 else []
+    count, rows_of_step = console.plural(len(tried), "setting"), console.plural(n_rows, "row")
+    head = f"{count} tried for {console.duration(took_s)}, on real steps of {rows_of_step}"
+    lines = [f"{'' if n else 'auto':<{_INDENT}}{text}".rstrip() for n, text in enumerate((head, *rows))]
+    return [line if len(line) <= console.USUAL else f"{line[: console.USUAL - 1]}…" for line in lines]
+
+
+def why_the_next_lost(results: Sequence[Result], taken: Candidate) -> str:
+    """Return what the runner-up lacks, in words; "" if nothing else was tried."""
+    best = next((one for one in results if one.candidate == taken), None)
+    others = [one for one in results if one.step_s is not None and one.candidate != taken and not one.candidate.without]
+    if best is None or best.step_s is None or not others:
+        return ""
+    second = min(others, key=lambda one: one.step_s or 0.0)
+    more = (second.step_s or 0.0) - best.step_s
+    lost = f"lost by {duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
+    words = f"{second.candidate} {lost}"
+    if second.peak_bytes is None or best.peak_bytes is None:
+        return words
+    less = best.peak_bytes - second.peak_bytes
+    held = f", and holds {console.amount(abs(less))} {'less' if less > 0 else 'more'}"
+    return words + (held if abs(less) > _WORTH_SAYING * best.peak_bytes else "")
+
+
+_BARELY, _WORTH_SAYING = 0.015, 0.05
+
+
+def price(flag: str, with_s: float, without_s: float) -> str:
+    """Return what a flag of the user's costs a step, or saves, and what to do about it."""
+    times = f"{duration(with_s)} a step with it, {duration(without_s)} without"
+    if with_s > (1 + _BARELY) * without_s:
+        return f"{flag} costs {with_s / without_s - 1:.0%} here ({times}): it stays on, as asked for; leave it out"
+    return f"{flag} costs nothing here ({times})"
+
+
+def duration(seconds: float) -> str:
+    """Return the time of a step, to three digits."""
+    return f"{seconds:#.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:#.3g} ms".replace(". ", " ")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---- the machine ----
+
+
+_LOOKS, _BETWEEN_S, _BUSY_FRAC = 5, 0.02, 0.5
+
+
+def is_busy() -> bool:
+    """Return whether other programs keep cores busy that this process might use, by some looks at what runs now.
+
+    The system's load is a mean over a minute: it counts what has ended.
+    """
+    counts = []
+    for _ in range(_LOOKS):
+        time.sleep(_BETWEEN_S)
+        counts += [cpu.running_threads() or 0]
+    return median(counts) - 1 >= _BUSY_FRAC * cpu.usable_cores()
+
+
+def free_bytes(limit_gb: float | None, mapped_bytes: int, own_bytes: int = 0) -> int | None:
+    """Return what a process of the run may hold; None if the system does not say.
+
+    `mapped_bytes`: what it maps without holding it, which counts for a limit on its address space. `own_bytes`: what
+    this process holds now, and gives back before the run begins.
+    """
+    available, space = memory.available_bytes(), memory.address_space_bytes()
+    known = [
+        None if available is None else available + own_bytes,
+        int(limit_gb * 2**30) if limit_gb else None,
+        None if space is None else max(space - mapped_bytes, 0),
+    ]
+    return min((one for one in known if one is not None), default=None)
+
+
+# ---- what is kept ----
+
+_SHAPELESS = frozenset({
+    "output_dir", "overwrite_output_dir", "logging_dir", "run_name", "report_to", "report_html", "log_level",
+    "log_format", "logging_strategy", "logging_steps", "logging_first_step", "disable_tqdm", "profile", "seed", "seeds",
+    "data_seed",
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "num_train_epochs",
+    "max_steps", "min_steps", "resume_from_checkpoint", "resume_allow_changes", "save_steps", "save_total_limit",
+    "save_strategy", "save_interval_s", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start", "token",
+    "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s", "do_predict", "test_file",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "ddp_timeout",
+})  # fmt: skip
+"""Settings that change neither the speed of a step nor what a run holds."""
+_MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
+_FILES = ("train_file", "validation_file")
+
+
+def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
+    """Return what a choice depends on: the machine, versions, the model's shape, and the data's.
+
+    The data's is the size of its files, to two digits, with the settings that cut it into rows.
+    """
+    values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
+    found = {name: value for name, value in values.items() if name not in _SHAPELESS}
+    for name in _MODELS:
+        config = Path(found[name] or "") / "config.json"
+        if found[name] and config.is_file():
+            found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
+    for name in _FILES:
+        if found[name] and Path(found[name]).is_file():
+            found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
+    return {
+        "form": _FORM, "task": task, "whet": __version__,
+        **{name: metadata.version(name) for name in ("torch", "transformers")},
+        "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
+        **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
+        **found,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen for a run, and why."""
+
+    candidate: Candidate
+    precision: str | None = None
+    """The number format that `--precision auto` took in the trials; None: it was given, or takes part in the run."""
+    step_s: float | None = None
+    peak_bytes: int | None = None
+    """The most that a rank will hold; None: unknown."""
+    larger_bytes: int | None = None
+    """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
+    mapped_bytes: int = 0
+    was_busy: bool = False
+    """Whether other programs ran when it was made: fewer threads may have won by that."""
+    made: float = field(default_factory=time.time)
+    took_s: float = 0.0
+    lines: tuple[str, ...] = ()
+    """What was printed about it."""
+    prices: tuple[str, ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Choice:
+        """Return what `asdict` made; raise TypeError, KeyError or ValueError for anything else."""
+        several = {name: tuple(found[name]) for name in ("lines", "prices", "results")}
+        return cls(**{**found, **several, "candidate": Candidate.from_json(found["candidate"])})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as run.jsonl has it."""
+        found = self.candidate
+        return {
+            "setting": str(found), "ranks": found.ranks, "threads": found.threads, "allocator": found.allocator,
+            "step_s": self.step_s, "made": self.made, "took_s": self.took_s, "tried": list(self.results),
+            "prices": list(self.prices),
+        }  # fmt: skip
+
+    def why_again(self, free: int | None) -> str:
+        """Return why it does not hold any more, with so much free memory; "" if it does."""
+        if self.was_busy and not is_busy():
+            return "other programs ran next to the trials"
+        least, most = self.peak_bytes, self.larger_bytes
+        if free is None or ((least is None or least <= FITS_FRAC * free) and (most is None or most > FITS_FRAC * free)):
+            return ""
+        return f"{console.amount(free)} are free now, which is another amount than then"
+
+
+def kept(key: Mapping[str, Any]) -> Choice | None:
+    """Return the choice that was kept for this key; None if there is none, or its file is damaged."""
+    path = _path(key)
+    try:
+        found = {} if path is None else json.loads(path.read_text("utf-8"))
+        return Choice.from_json(found["choice"]) if found["key"] == _plain(key) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(choice: Choice, key: Mapping[str, Any]) -> None:
+    """Keep the choice; a cache that cannot be written costs the next run its trials."""
+    path = _path(key)
+    if path is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps({"key": _plain(key), "choice": asdict(choice)}), "utf-8")
+        unfinished.replace(path)
+
+
+def _plain(key: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(key, sort_keys=True, default=str))
+
+
+def _path(key: Mapping[str, Any]) -> Path | None:
+    folder = default_cache_dir()
+    digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:16]
+    return None if folder is None else folder / f"auto-{digest}.json"

@@ -1,0 +1,364 @@
+"""`--auto`: real trials in processes of their own, and a run that ends as it would have without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from forked_starts import STARTS
+from text_tasks import examples, load_lines, topic_rows, words, write_csv
+from whet.cli.commands import command
+from whet.cli.main import run
+from whet.config.command_line import load as load_settings
+from whet.hardware import cpu
+from whet.plan import choose
+from whet.plan.choose import Candidate, Choice, Forecast
+
+ROUNDING = 1e-6
+"""Of a weight after a few steps, whose gradients are summed in another order."""
+_TRIES = {"auto": "true", "auto_again": "true", "auto_budget_s": 30, "auto_ranks": 1}
+
+
+def asked(task: str, model: Path, out: Path, *flags: str, **options: Any) -> list[str]:
+    """The words of a short training whose steps have six rows in micro-batches of two."""
+    usual = {"train_file": out.parent / "rows.csv", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    more = {"max_steps": 4, "optim": "sgd", "max_grad_norm": 0} | ({"doc_stride": 8} if task == "qa" else {})
+    return words(task, model, out, "--do_train", *flags, **(usual | more | options))
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "model.safetensors")
+
+
+def furthest(one: Path, other: Path) -> float:
+    """How far the weights of two trained models are apart, at most."""
+    found, wanted = weights(one), weights(other)
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
+
+
+def begins(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in load_lines(folder / "run.jsonl") if line["event"] == "begin"]
+
+
+def keep(candidate: Candidate, given: list[str], **more: Any) -> None:
+    """Have a choice kept, as an earlier run of these words would have left it."""
+    job, args = load_settings(command(given[0]), given[1:]).settings
+    choose.keep(Choice(candidate=candidate, step_s=0.5, **more), choose.key_of(given[0], job, args))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "rows.csv", topic_rows())
+
+
+@pytest.mark.parametrize(
+    "task", ["classify", "lm", *(pytest.param(name, marks=pytest.mark.night) for name in ("qa", "tag"))]
+)
+def test_every_task_ends_with_the_weights_that_it_has_without_auto(
+    task: str, encoder: Path, decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    model, file = decoder if task == "lm" else encoder, examples(task, tmp_path)
+    assert run(asked(task, model, tmp_path / "plain", train_file=file)) == 0
+    capsys.readouterr()
+    assert run(asked(task, model, tmp_path / "auto", train_file=file, **_TRIES)) == 0
+    out = capsys.readouterr().out
+    assert "settings tried" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert furthest(tmp_path / "auto", tmp_path / "plain") <= ROUNDING
+    begin = begins(tmp_path / "auto")[0]
+    tried = [one for one in begin["auto"]["tried"] if one["step_s"] is not None]
+    assert {"6 x 1", "2 x 3"} <= {one["setting"] for one in tried}
+    assert all(one["peak_bytes"] > 100e6 for one in tried)
+    assert begin["auto"]["setting"] == min(tried, key=lambda one: one["step_s"])["setting"]
+    settings = {name: one["value"] for name, one in begin["settings"].items()}
+    assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == 6
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_second_start_takes_the_choice_of_the_first(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "is_busy", lambda: False)  # other tests may run next to this one, or not any more
+    assert run(asked("classify", encoder, tmp_path / "first", **_TRIES, dry_run="true")) == 0
+    given = asked("classify", encoder, tmp_path / "second", auto="true", auto_ranks=1, learning_rate=1e-3)
+    capsys.readouterr()
+    before = STARTS.n_forked
+    assert run(given) == 0
+    assert STARTS.n_forked == before, "a choice that is kept starts no process"
+    assert "as tried" in capsys.readouterr().out
+    assert begins(tmp_path / "second")[0]["auto"]["setting"]
+    rows.write_text(rows.read_text() * 2)  # data of another shape
+    assert run(asked("classify", encoder, tmp_path / "third", **_TRIES, dry_run="true")) == 0
+    assert STARTS.n_forked > before
+
+
+def test_a_short_run_is_not_tried(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = STARTS.n_forked
+    given = asked("classify", encoder, tmp_path / "out", auto="true", auto_budget_s=55, max_seq_length=24)
+    assert run(given) == 0
+    out = capsys.readouterr().out
+    assert "nothing is tried, as the run takes about" in out
+    assert STARTS.n_forked == before + 1, "one process has made the forecast"
+    assert begins(tmp_path / "out")[0]["auto"] is None
+
+
+def test_a_run_whose_trials_find_no_time_stays_as_it_is(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(asked("classify", encoder, tmp_path / "out", **(_TRIES | {"auto_budget_s": 0.01}))) == 0
+    assert "no trial came to its steps (no time left): the settings stay" in " ".join(capsys.readouterr().out.split())
+    assert begins(tmp_path / "out")[0]["settings"]["per_device_train_batch_size"]["value"] == 2
+
+
+def test_a_dry_run_tries_and_trains_nothing(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(asked("classify", encoder, tmp_path / "out", "--dry_run", **_TRIES)) == 0
+    out = capsys.readouterr().out
+    assert "settings tried" in out
+    assert "run        whet classify ..." in out
+    assert "memory of one rank" in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.true_start
+def test_what_does_not_fit_is_not_tried(encoder: Path, tmp_path: Path) -> None:
+    long = [row | {"text": " ".join([row["text"]] * 4)} for row in topic_rows()]
+    write_csv(tmp_path / "rows.csv", long * 171)
+    usual = {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 1}
+    given = asked("classify", encoder, tmp_path / "out", "--no_time", "--json", **usual)
+    given.remove("--do_train")
+    plan = [sys.executable, "-m", "whet", "plan", *given]
+    found = json.loads(subprocess.run(plan, capture_output=True, check=True).stdout)["memory"]
+    activations = found["parts"]["activations"]
+    assert activations > 100e6
+    limit_gb = (found["peak_bytes"] - 0.3 * activations) / choose.FITS_FRAC / 2**30
+    given = asked("classify", encoder, tmp_path / "out", memory_limit_gb=limit_gb, **usual, **_TRIES)
+    done = subprocess.run([sys.executable, "-m", "whet", *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    auto = begins(tmp_path / "out")[0]["auto"]
+    by_setting = {one["setting"]: one for one in auto["tried"]}
+    assert by_setting["2048 x 1"]["step_s"] is None
+    assert "too large" in by_setting["2048 x 1"]["why"]
+    assert all((one["peak_bytes"] or 0) < limit_gb * 2**30 for one in auto["tried"])
+    assert auto["setting"] != "2048 x 1"
+
+
+def test_a_run_that_fits_in_no_way_is_refused(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(asked("classify", encoder, tmp_path / "none", memory_limit_gb=0.05, **_TRIES)) == 78
+    assert "no settings with the same result fit into memory" in capsys.readouterr().err
+
+
+def test_flags_that_may_cost_keep_their_word_and_get_a_price(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"precision": "fp16", "gradient_checkpointing": "true"}
+    assert run(asked("classify", encoder, tmp_path / "out", **_TRIES, **flags)) == 0
+    begin = begins(tmp_path / "out")[0]
+    assert begin["settings"]["precision"]["value"] == "fp16"
+    assert begin["settings"]["gradient_checkpointing"]["value"] is True
+    said = " ".join(begin["auto"]["prices"])
+    for flag in ("--fp16", "--gradient_checkpointing"):
+        assert f"{flag} costs" in said
+        assert f"without {flag}" in " ".join(one["setting"] for one in begin["auto"]["tried"])
+    assert "a step with it" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_resumed_run_is_split_as_the_one_that_stopped(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", {"save_strategy": "steps", "save_steps": 2}
+    given = asked("classify", encoder, out, auto="true", **options)
+    keep(Candidate(rows=3, batches=2), given)
+    assert run(given) == 0
+    complete = weights(out)
+    for name in ("model.safetensors", "checkpoint-4"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    keep(Candidate(rows=6, batches=1), given)  # what would be chosen now
+    assert run([*given, "--resume_from_checkpoint", "auto"]) == 0
+    first, second = begins(out)
+    for begin in (first, second):
+        assert begin["settings"]["per_device_train_batch_size"] == {"value": 3, "from": "--auto"}
+    assert second["resumed_from"] == 2
+    found = weights(out)
+    assert all(bool((found[name] == complete[name]).all()) for name in complete)
+
+
+def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    """A library without malloc stands for it: what counts is that it is loaded, and that the process stays the same."""
+    library = tmp_path / "conda" / "lib" / "libjemalloc.so.2"
+    library.parent.mkdir(parents=True)
+    shutil.copy(next(Path("/").glob("lib*/*linux-gnu/libm.so.6")), library)
+    given = asked("classify", encoder, tmp_path / "out", auto="true")
+    keep(Candidate(rows=3, batches=2, allocator="jemalloc"), given)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whet", *given], env=os.environ | {"CONDA_PREFIX": str(tmp_path / "conda")},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    begin = begins(tmp_path / "out")[0]
+    assert begin["pid"] == process.pid
+    assert begin["auto"]["allocator"] == "jemalloc"
+    assert said.count("as tried") == 1
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "keeps the memory it frees" not in log, "only glibc's own allocator does"
+
+
+def test_a_signal_ends_the_trials(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    given = asked("classify", encoder, tmp_path / "out", **_TRIES)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whet", *given], env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    give_up = time.monotonic() + 60
+    while not list(folder.glob("whet-auto-*/1.txt")):  # the first trial, after the forecast
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 75, said
+    assert "stopped by SIGTERM before the first step" in said
+    assert not list(folder.glob("whet-auto-*"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu.usable_cores() < 2, reason="one core runs one rank")
+def test_ranks_are_tried_and_taken(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    assert run(asked("classify", encoder, tmp_path / "plain")) == 0
+    given = asked("classify", encoder, tmp_path / "out", **(_TRIES | {"auto_ranks": 2, "auto_budget_s": 90}))
+    line = [sys.executable, "-m", "whet", *given]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tried = begins(tmp_path / "out")[0]["auto"]["tried"]
+    assert [one for one in tried if "2 ranks" in one["setting"] and one["step_s"]], tried
+    keep(Candidate(rows=3, batches=1, ranks=2), given)
+    plain = [word for word in given if word not in ("--auto_again", "true", "--auto")]
+    again = [*plain, "--auto", "true", "--overwrite_output_dir", "true"]
+    line = [sys.executable, "-m", "whet", *again, "--auto_again", "false"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert begins(tmp_path / "out")[-1]["auto"]["ranks"] == 2
+    assert furthest(tmp_path / "out", tmp_path / "plain") <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"auto_find_batch_size": "true"}, "auto does not go with auto_find_batch_size"),
+        ({"auto": "false", "auto_ranks": 2}, "auto_ranks would change nothing without auto"),
+        ({"do_train": "false", "do_eval": "true"}, "auto has nothing to train"),
+        ({"auto_budget_s": 0}, "auto_budget_s is not above 0"),
+    ],
+)
+def test_what_auto_cannot_honour_is_refused(
+    flags: dict[str, Any], text: str, encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = asked("classify", encoder, tmp_path / "out", **({"auto": "true", "validation_file": rows} | flags))
+    if "do_train" in flags:
+        given.remove("--do_train")
+    assert run(given) == 78
+    assert text in capsys.readouterr().err
+
+
+def test_one_of_several_ranks_is_refused(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert run(asked("classify", encoder, tmp_path / "out", auto="true")) == 78
+    assert "start one process without a launcher" in capsys.readouterr().err
+
+
+def test_a_plan_names_the_dry_run(
+    encoder: Path, rows: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = asked("classify", encoder, tmp_path / "out", auto="true")
+    given.remove("--do_train")
+    assert run(["plan", *given]) == 78
+    assert "--auto with --dry_run" in capsys.readouterr().err
+
+
+# ---- what wins ----
+
+
+def test_verdicts_follow_the_times_in_pairs() -> None:
+    assert choose.verdict([1.5]) == "lost"
+    assert choose.verdict([1.2]) is None
+    assert choose.verdict([1.2, 1.1]) == "lost"
+    assert choose.verdict([0.5, 0.5]) is None, "one busy moment is no proof"
+    assert choose.verdict([0.8, 0.8, 0.8]) == "won"
+    assert choose.verdict([0.8, 0.8, 1.2]) is None
+    assert choose.verdict([1.0, 1.0, 1.01, 1.0]) == "lost"
+    assert choose.verdict([0.97, 0.98, 0.97, 0.98, 0.97, 0.98]) == "won"
+
+
+def test_a_step_is_split_in_halves_and_the_users_split_stays() -> None:
+    found = choose.sizes(Candidate(rows=3, batches=8))
+    assert found == [(24, 1), (12, 2), (6, 4), (3, 8)]
+    assert all(rows * batches == 24 for rows, batches in found)
+    assert choose.sizes(Candidate(rows=7, batches=1)) == [(7, 1)]
+
+
+@pytest.mark.parametrize("room", [100, 40, 13, 2, 1])
+def test_the_largest_split_that_fits_is_found_by_few_forecasts(room: int) -> None:
+    ways = [Candidate(rows=2**n, batches=2 ** (6 - n)) for n in range(6, -1, -1)]
+
+    def look(one: Candidate) -> Forecast:
+        return Forecast(candidate=one, step_s=1.0, fits=one.rows <= room, peak_bytes=one.rows)
+
+    found = choose.largest_fitting(ways, look)
+    assert max(one.candidate.rows for one in found if one.fits) == max(one.rows for one in ways if one.rows <= room)
+    assert len(found) <= 4
+    assert choose.largest_fitting(ways, lambda one: replace(look(one), fits=False))[-1].candidate.rows == 1
+
+
+def test_a_choice_holds_as_long_as_the_memory_does() -> None:
+    choice = Choice(candidate=Candidate(rows=4, batches=2), peak_bytes=1000, larger_bytes=4000)
+    assert choice.why_again(2000) == ""
+    assert "1 kB are free now" in choice.why_again(1000)
+    assert choice.why_again(5000), "the larger one may fit now"
+    assert choice.why_again(None) == ""
+    assert Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
+
+
+def test_a_choice_made_next_to_others_is_made_again_when_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Choice(candidate=Candidate(rows=4, batches=2, threads=1), was_busy=True)
+    for busy in (True, False):
+        monkeypatch.setattr(cpu, "running_threads", lambda busy=busy: 1 + busy * cpu.usable_cores())
+        assert bool(choice.why_again(None)) is not busy
+
+
+def test_the_command_does_the_same_without_auto(tmp_path: Path) -> None:
+    given = asked("classify", tmp_path, tmp_path / "out")
+    _, args = load_settings(command("classify"), [*given[1:]]).settings
+    candidate = Candidate(rows=6, batches=1, threads=4)
+    text = candidate.command("classify", args)
+    assert text.startswith("OMP_NUM_THREADS=4 whet classify ...")
+    assert "--per_device_train_batch_size 6 --gradient_accumulation_steps 1" in text
+    ranks = replace(candidate, rows=3, ranks=2, allocator="jemalloc").command("classify", args)
+    assert ranks.startswith("whet launch --nproc_per_node 2 --memory_allocator jemalloc -- classify ...")
