@@ -109,7 +109,7 @@ def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
 
 
-def test_changes_that_fit_are_listed_the_cheapest_first(
+def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fastest_of_them(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)  # this process grows by more
@@ -118,7 +118,11 @@ def test_changes_that_fit_are_listed_the_cheapest_first(
     found = _planned(folder, capsys, "--fit", memory=str(peak - 1), **usual)
     flags = [one["flags"] for one in found["fit"]]
     assert all(one["memory"]["peak_bytes"] < peak for one in found["fit"])
-    assert flags.index("--precision bf16") < flags.index("--optim adamw_whet_8bit") < flags.index("--lora_r 8")
+    assert {"--optim adamw_whet_8bit", "--lora_r 8"} < set(flags)
+    places = [(not one["same_result"], one["times_as_long"]) for one in found["fit"]]
+    assert places == sorted(places)
+    assert found["fit"][0]["same_result"]
+    assert not found["fit"][-1]["same_result"]
     assert _planned(folder, capsys, "--fit", memory="1TB")["fit"] == []
     assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
 

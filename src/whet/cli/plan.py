@@ -218,31 +218,55 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         if asked.fit and free is not None and not found.memory.fits:
             ways = that_fit(job, args, free, found, partial(forecast, task))
         rates = rates_for(args, print, asked.hardware) if asked.time else None
-    fitting = [{"flags": one.flags, "memory": one.forecast.memory.as_json()} for one in ways or ()]
-    facts, lines = {"task": task.name, "memory": found.memory.as_json(), "fit": fitting}, []
+    facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
+    fitting = [_Way(one, None) for one in ways or ()]
     if rates is not None:
         sizes = (rates, found.anatomy, found.workload)
         took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
         facts["time"] = took.as_json() | {"prices": [asdict(price) for price in costs]}
         lines = ["", *seconds.table(rates, took, costs)]
+        steps = [seconds.forecast(rates, one.forecast.anatomy, one.forecast.workload).step_s for one in ways or ()]
+        fitting = [_Way(one, step_s / took.step_s) for one, step_s in zip(ways or (), steps, strict=True)]
+        fitting.sort(key=lambda way: (not way.outcome.same_result, way.times_as_long))
+    facts["fit"] = [way.as_json() for way in fitting]
     if asked.json:
         print(json.dumps(facts, indent=2))
     else:
-        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *_shown(ways), *lines]))
+        shown = [] if ways is None else _shown(fitting)
+        print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *shown, *lines]))
     return 0
 
 
-def _shown(ways: Sequence[Any] | None) -> list[str]:
-    """Return the changes with which a run fits, as lines; None: they were not asked for, or it fits."""
-    if ways is None:
-        return []
+@dataclass(frozen=True)
+class _Way:
+    """Changes with which a run fits, and how much longer its steps take with them."""
+
+    outcome: Any
+    times_as_long: float | None
+    """None: no rates are known."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "flags": self.outcome.flags,
+            "memory": self.outcome.forecast.memory.as_json(),
+            "times_as_long": self.times_as_long,
+            "same_result": self.outcome.same_result,
+        }
+
+
+def _shown(ways: Sequence[_Way]) -> list[str]:
+    """Return the changes with which a run fits, as lines."""
     if not ways:
         return ["", "no change of settings makes it fit: use a smaller model, or --lora_r 8 with --load_in_4bit true"]
-    lines = ["", "fits with one of these, the cheapest first:"]
-    for one in ways:
-        costs = ", ".join(change.cost for change in one.changes)
-        same = "" if all(change.same_result for change in one.changes) else "; the result changes"
-        lines += [f"  {console.amount(one.forecast.memory.peak_bytes):>7}  {one.flags}", f"           {costs}{same}"]
+    lines = ["", "fits with one of these, those that keep the result first, and of these the fastest:"]
+    for way in ways:
+        one, costs = way.outcome, [change.cost for change in way.outcome.changes]
+        costs += [] if way.times_as_long is None else [f"a step takes {way.times_as_long:.2f} times as long"]
+        costs += [] if one.same_result else ["the result changes"]
+        lines += [
+            f"  {console.amount(one.forecast.memory.peak_bytes):>7}  {one.flags}",
+            f"           {'; '.join(costs)}",
+        ]
     return lines
 
 

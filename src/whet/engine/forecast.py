@@ -19,29 +19,32 @@ from whet.engine import description
 from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
-from whet.engine.trials.precision import Passes, preserving_state
+from whet.engine.trials.precision import Passes, are_worth_timing, preserving_state, timed_passes
 from whet.hardware.memory import available_bytes, resident_bytes
+from whet.log import logger
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
 from whet.objectives.base import Objective
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
-from whet.plan.allocator import Steps, gap_bytes
+from whet.plan.allocator import Pass, heap_bytes
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.memory import MemoryForecast
-from whet.plan.rehearsal import Rehearsal
+from whet.plan.rehearsal import Memory, Rehearsal, Trace
 from whet.precision import policy
 
+_REPLAYED = 24
+"""Steps whose memory is taken from the allocator one after the other."""
 _SAMPLED = 8
 """Steps whose batches are made, to count their targets."""
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
-_LATER_BYTES = 16 << 20
-"""What a process holds more at its first step than a plan of the run: modules that are imported then, and memory of the
-preparation that does not fit what comes."""
+_LATER_BYTES = 110 << 20
+"""What a process holds more at its peak than a plan of its run: modules that are imported later, those of the report
+among them, and memory of the preparation that does not fit what comes. Fitted to runs (`benchmarks/plan/run.py`)."""
 _KERNEL_BYTES = 700_000
-STEP, EVALUATION = "in a training step", "in an evaluation"
+STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +107,22 @@ class _Memory:
             "workspace": self._kernel_bytes(),
             "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
-        step = self._step(planned.state or 0)
+        step, passes = self._step()
+        update = self._update(optimizer, planned.state or 0)
         if planned.gradients < trained:  # shared by ranks, or freed in backward
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
-        moments = [(STEP, _sum(there, step))]
+        passes[0] = replace(passes[0], update=update)
+        moments = [(STEP, step)]
+        if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
+            working = update.peak()[0] - update.left_bytes
+            moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
         if self.work.eval_rows:
-            moments.append((EVALUATION, _sum(there, self._evaluation())))
-        moment, parts = parts_of_memory.highest(moments)
+            evaluation, trace = self._evaluation()
+            moments.append((EVALUATION, evaluation))
+            passes.append(Pass(trace))
+        heap = heap_bytes([*self._trial(), *passes])
+        moment, most = parts_of_memory.highest(moments)
+        parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
@@ -127,15 +139,18 @@ class _Memory:
         n_tokens = {batch.n_computed for step in self.work.steps for batch in step}
         return _KERNEL_BYTES * 2 * len(shapes) * len(n_tokens)
 
-    def _step(self, state_bytes: int) -> dict[str, int]:
-        """Return what a step allocates, by part: of several micro-batches, with the gradients of the first there."""
+    def _step(self) -> tuple[dict[str, int], list[Pass]]:
+        """Return what the heaviest step has at its peak, by part, and the run's steps up to it as passes.
+
+        Of several micro-batches, one runs with the gradients of another there.
+        """
         run, rehearsal = self.run, self.rehearsal
         largest = max(self.heaviest, key=lambda batch: batch.n_computed)
-        gradients: set[int] = set()
+        gradients: dict[int, int] = {}
 
         def note(weight: Any) -> None:
             if weight.grad is not None and (number := rehearsal.number_of(weight.grad)) is not None:
-                gradients.add(number)
+                gradients[number] = id(weight)
             if run.args.optimizer_in_backward:
                 weight.grad = None
 
@@ -145,11 +160,53 @@ class _Memory:
                 weight.register_post_accumulate_grad_hook(note)
             rehearsal.restart()
             passes.run(policy.make(self.precision, run.device))
-        trace = rehearsal.trace
-        tokens = [max(batch.n_computed for batch in step) for step in self.work.steps]
-        kept = self.sizes.checkpointing
-        gaps = gap_bytes(trace, Steps(largest.n_computed, tokens, self._tensors_of(state_bytes), checkpointing=kept))
-        return parts_of_memory.of_trace(trace, gradients, self.sizes.vocabulary) | {"allocator": gaps}
+        there_before = {id(one) for one in passes.tables}
+        trace = rehearsal.restart().without({number for number, one in gradients.items() if one in there_before})
+        own = {number for number, one in gradients.items() if one not in there_before}
+        parts = parts_of_memory.of_trace(trace, own, self.sizes.vocabulary)
+        factors = [n / largest.n_computed for n in (*_tokens_of_steps(run, self.work), largest.n_computed)]
+        kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
+        return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
+
+    def _trial(self) -> list[Pass]:
+        """Return the passes that compare two formats before the first step."""
+        run, rehearsal = self.run, self.rehearsal
+        if run.args.precision == "fp32" or not are_worth_timing(run.model):
+            return []
+        found: list[Pass] = []
+        with rehearsal, preserving_state(run.model):
+            for name in ("fp32", "bf16" if run.args.precision == "auto" else run.args.precision):
+                rehearsal.restart()
+                passes = timed_passes(run, run.plan.order.rows(0))
+                passes.run(policy.make(name, run.device))
+                del passes
+                found.append(Pass(rehearsal.restart()))
+        return found * 2
+
+    def _update(self, optimizer: Optimizer, state_bytes: int) -> Trace:
+        """Return what the first update of the weights takes; what it leaves is the optimizer's state.
+
+        Of an optimizer that does not run without numbers, and of several ranks, the state alone.
+        """
+        model, rehearsal = self.run.model, self.rehearsal
+        trained = [one for one in model.parameters() if one.requires_grad]
+        if self.run.place.n_ranks == 1:
+            try:
+                with rehearsal:
+                    for one in trained:
+                        one.grad = torch.empty_like(one)
+                    rehearsal.restart()
+                    optimizer.step()
+                    found = rehearsal.restart()
+            except Exception as error:
+                logger.info("the update is not rehearsed: %s", error)
+            else:
+                return found
+            finally:
+                for one in trained:
+                    one.grad = None
+        sizes = self._tensors_of(state_bytes)
+        return Trace([Memory(n_bytes, (n_bytes,), in_backward=False) for n_bytes in sizes], [*range(len(sizes))])
 
     def _tensors_of(self, state_bytes: int) -> list[int]:
         """Return the sizes of the optimizer's tensors: two moments of each weight, or one where it keeps less."""
@@ -158,8 +215,8 @@ class _Memory:
         n_moments = 2 if state_bytes > 1.5 * total else 1
         return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
 
-    def _evaluation(self) -> dict[str, int]:
-        """Return what the largest batch of an evaluation allocates."""
+    def _evaluation(self) -> tuple[dict[str, int], Trace]:
+        """Return what the largest batch of an evaluation allocates, by part and as it does."""
         run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
         rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
         lengths, starts = _lengths(rows), np.arange(0, len(rows), n_rows)
@@ -174,7 +231,8 @@ class _Memory:
             if objective.count(batch):
                 objective.loss_sum(output, batch)
             del output
-        return parts_of_memory.of_trace(rehearsal.trace, set(), self.sizes.vocabulary)
+        trace = rehearsal.restart()
+        return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), trace
 
 
 def _free(held_bytes: int, limit_gb: float | None) -> int | None:
@@ -213,16 +271,31 @@ def _heaviest(run: Run) -> list[Batch]:
         found = [_batches(run, int(step)) for step in dict.fromkeys(steps.tolist())]
         return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
     most, at = -1.0, 0
+    rows_per_step = order.rows_per_batch * order.batches_per_step
     for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
-        rows = order.epochs(epoch)[: order.batches_per_epoch * order.rows_per_batch]
+        first = epoch * order.steps_per_epoch
+        n_rows = min(order.batches_per_epoch * order.rows_per_batch, (run.plan.n_steps - first) * rows_per_step)
+        if n_rows <= 0:
+            break
+        rows = order.epochs(epoch)[:n_rows]
         starts = np.arange(0, len(rows), run.args.per_device_train_batch_size * run.place.n_ranks)
         loads = _loads(lengths[rows], starts, packed=run.objective.packed)
-        step = epoch * order.steps_per_epoch + int(starts[int(loads.argmax())]) // (
-            order.rows_per_batch * order.batches_per_step
-        )
-        if loads.max() > most and step < run.plan.n_steps:
-            most, at = float(loads.max()), step
+        if loads.max() > most:
+            most, at = float(loads.max()), first + int(starts[int(loads.argmax())]) // rows_per_step
     return _batches(run, at)
+
+
+def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
+    """Return the tokens of the largest micro-batch of steps that are spread over the run."""
+    lengths, size = _lengths(run.train_dataset), run.args.per_device_train_batch_size * run.place.n_ranks
+    if lengths is None:
+        return [max(batch.n_computed for batch in step) for step in work.steps]
+    n_steps = run.plan.n_steps
+    found: list[int] = []
+    for step in dict.fromkeys(np.linspace(0, n_steps - 1, min(n_steps, _REPLAYED)).astype(int).tolist()):
+        rows = lengths[run.plan.order.rows(step)]
+        found.append(int(_loads(rows, np.arange(0, len(rows), size), packed=run.objective.packed).max()))
+    return found
 
 
 def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:

@@ -42,6 +42,11 @@ class Outcome:
         """All flags of its changes."""
         return " ".join(change.flags for change in self.changes)
 
+    @property
+    def same_result(self) -> bool:
+        """Whether the weights that come out are the same, to rounding."""
+        return all(change.same_result for change in self.changes)
+
 
 def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[Change]:
     """Yield what makes this run smaller, the cheapest first: what costs time, then what changes the result."""
@@ -54,7 +59,10 @@ def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[C
     if args.precision in ("auto", "fp32"):
         yield Change("--precision bf16", "rounding", (job, _with(args, precision="bf16", bf16=None)), same_result=False)
     if not args.gradient_checkpointing:
-        for policy, cost in (("selective", "a few percent of the time"), ("blocks", "a quarter of the time")):
+        for policy, cost in (
+            ("selective", "what lies between products is computed twice"),
+            ("blocks", "blocks are computed twice"),
+        ):
             own = _with(args, gradient_checkpointing=True, checkpointing_policy=policy)
             yield Change(f"--gradient_checkpointing true --checkpointing_policy {policy}", cost, (job, own))
     alone = args.gradient_accumulation_steps == 1 and job.lora_r is None

@@ -1,7 +1,9 @@
-"""Makes the process keep memory that training frees and allocates again in every step.
+"""Makes the process keep memory that training frees, and use it again in the next step.
 
 glibc returns large blocks to the system as soon as they are freed, and requests zeroed pages for the next ones: a page
-fault for every 4 KiB, a tenth of a training step and more. For another allocator, set LD_PRELOAD.
+fault for every 4 KiB, a tenth of a training step and more. And it never puts an aligned block, as torch asks for, into
+the place of another one of its size: the heap grows to several times what is alive (native/heap.cpp). For another
+allocator, set LD_PRELOAD.
 """
 
 import ctypes
@@ -10,6 +12,7 @@ from functools import cache
 from whet.config import environment
 from whet.hardware import trim
 from whet.hardware.memory import huge_pages, limit_bytes
+from whet.kernels.library import library
 from whet.log import logger
 
 SWITCH = "WHET_KEEP_MEMORY"
@@ -25,7 +28,7 @@ _MADV_HUGEPAGE = 14
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make this process's allocator keep freed memory, in huge pages if the system provides them on request.
+    """Make this process's allocator keep and fill freed memory, in huge pages if the system provides them on request.
 
     This happens once, for the complete process; the log says so. Returns False, and changes nothing, for another
     allocator, for another system than Linux with glibc, and with WHET_KEEP_MEMORY=0.
@@ -37,6 +40,8 @@ def keep_freed_memory() -> bool:
     if not all(libc.mallopt(name, value) for name, value in wanted):
         return False
     where = ", in huge pages" if _reserve_huge_pages(libc) else ""
+    native = library()
+    where += "" if native is not None and native.fill_gaps() else "; blocks of torch do not fill the gaps of others"
     logger.info("this process keeps the memory it frees for its next step%s (%s=0: it does not)", where, SWITCH)
     return True
 

@@ -74,6 +74,10 @@ class Library:
         self.operators[name] = found
         return found
 
+    def fill_gaps(self) -> bool:
+        """Let torch's blocks take the places of freed ones (native/heap.cpp); False where that is not possible."""
+        return self._loaded.whet_fill_gaps() > 0
+
     def _pack_of(self, declarations: str, size: int) -> Pack:
         """Return `pack` for these declarations in C."""
         layout = "@"

@@ -1,9 +1,8 @@
-"""How much more than what is alive a process holds: what its allocator keeps in gaps.
+"""How much memory a run's allocator takes from the system: what is alive at the peak, and the gaps it keeps between.
 
-Between the blocks that torch asks for, aligned to 64 bytes, glibc puts small objects. A gap that a block has left then
-does not take another one of its size, and the heap grows: by a fifth of what a step keeps, and where blocks are
-recomputed by several times of it. How far follows from the sizes and their order. So these are replayed, by the
-allocator that the run will have, in a process of their own that touches none of the memory.
+Between the blocks that torch asks for, glibc puts small objects, and a gap is filled by what is smaller: the heap grows
+beyond what is alive. How far follows from the sizes and their order. So these are replayed, by the allocator that the
+run will have (kernels/allocator.py), in a process of their own that touches none of the memory.
 """
 
 from __future__ import annotations
@@ -11,51 +10,64 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
 
+from whet.kernels.library import library
 from whet.log import logger
 from whet.plan.rehearsal import Trace
 
-_MOST_STEPS = 8
 _LIMIT_S = 20.0
 _REPLAYS = 3
-_OBJECTS = {None: 1.0, "blocks": 1.25, "selective": 2.0}
-"""Small objects for each block of memory, by what is recomputed: fitted to runs (`benchmarks/plan/run.py`)."""
+_OBJECTS = {"least": 0.1, "bytes": 10e6}
+"""How many small objects come to lie behind a block of memory: at least so many, one more for so many bytes, and never
+more than one. Fitted to the runs of `benchmarks/plan/run.py`."""
 _USUAL_FRAC = 0.29
 """Of what a step allocates beyond its peak, where no replay is made: the measured share for a model that recomputes
 nothing (`benchmarks/plan/run.py`)."""
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The steps that are replayed."""
+class Pass:
+    """A piece of a run as it was rehearsed, for so many tokens as it has then."""
 
-    n_tokens: int
-    """Tokens of the micro-batch that was rehearsed."""
-    tokens: Sequence[int]
-    """Tokens of the micro-batches of some steps: holes of one do not fit another."""
-    state_bytes: Sequence[int]
-    """The tensors of the optimizer's state, which the first step makes."""
-    checkpointing: Literal["blocks", "selective"] | None = None
+    trace: Trace
+    factor: float = 1.0
+    """Tokens of the pass over those of the rehearsal; what grows with them is as much larger."""
+    n_tokens: int = 0
+    """Tokens of the rehearsal, a dimension of what grows with them; 0: nothing does."""
+    gradients: Set[int] = frozenset()
+    """Memories of the trace that stay until the update is done."""
+    update: Trace | None = None
+    """What the update after the pass takes; what it does not free is the optimizer's state."""
 
 
-def gap_bytes(trace: Trace, steps: Steps) -> int:
-    """Return by how much the heap outgrows what is alive at its peak: the most of some replays of some steps."""
+def heap_bytes(passes: Sequence[Pass]) -> int:
+    """Return how far these passes, one after the other, make the heap grow: the most of some replays."""
+    traces = {id(one): one for each in passes for one in (each.trace, each.update) if one is not None}
     plan = {
-        "events": trace.events,
-        "sizes": [[memory.n_bytes, steps.n_tokens in memory.shape] for memory in trace.memories],
-        "factors": [n / steps.n_tokens for n in steps.tokens[:_MOST_STEPS]],
-        "state": list(steps.state_bytes),
-        "objects": _OBJECTS[steps.checkpointing],
+        "traces": {
+            str(key): {"events": trace.events, "sizes": [[one.n_bytes, list(one.shape)] for one in trace.memories]}
+            for key, trace in traces.items()
+        },
+        "passes": [
+            {
+                "trace": str(id(each.trace)),
+                "factor": each.factor,
+                "n_tokens": each.n_tokens,
+                "kept": sorted(each.gradients),
+                "update": None if each.update is None else str(id(each.update)),
+            }
+            for each in passes
+        ],
+        "objects": _OBJECTS,
+        "fills": library() is not None,
     }
     try:
-        grown = max(_replayed(json.dumps(plan | {"seed": seed}) for seed in range(_REPLAYS)))
+        return max(_replayed(json.dumps(plan | {"seed": seed}) for seed in range(_REPLAYS)))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.info("the allocator's gaps are the usual ones: no replay (%s)", type(error).__name__)
-        return usual_gap_bytes(trace)
-    return max(grown - trace.peak()[0] - sum(steps.state_bytes), 0)
+        return usual_heap_bytes(passes)
 
 
 def _replayed(plans: Iterable[str]) -> list[int]:
@@ -68,9 +80,12 @@ def _replayed(plans: Iterable[str]) -> list[int]:
     return [int(run.communicate(plan, timeout=_LIMIT_S)[0]) for run, plan in runs]
 
 
-def usual_gap_bytes(trace: Trace) -> int:
-    """Return the gaps of a step as they usually are, without a replay."""
-    return int(_USUAL_FRAC * (trace.turnover_bytes - trace.peak()[0]))
+def usual_heap_bytes(passes: Sequence[Pass]) -> int:
+    """Return the growth of the heap as it usually is, without a replay."""
+    state = sum(each.update.left_bytes for each in passes[:1] if each.update is not None)
+    most = max(passes, key=lambda each: each.trace.peak()[0])
+    peak = most.trace.peak()[0]
+    return state + peak + int(_USUAL_FRAC * (most.trace.turnover_bytes - peak))
 
 
 _REPLAY = """
@@ -86,30 +101,41 @@ for name, value in ((-3, 1 << 30), (-1, -1), (-2, 64 << 20)):  # as kernels/allo
 place, numbers, small, spans = ctypes.c_void_p(), random.Random(plan["seed"]), [], []
 
 def take(n_bytes):
-    n_objects = int(plan["objects"]) + (numbers.random() < plan["objects"] % 1)
-    for _ in range(n_objects):  # of torch and of Python, which live for a while
+    if numbers.random() < plan["objects"]["least"] + n_bytes / plan["objects"]["bytes"]:  # which lives for a while
         small.append(malloc(numbers.choice((24, 48, 88, 120, 200, 300, 520, 700))))
         if len(small) > 30000:
             number = numbers.randrange(len(small))
             small[number], small[-1] = small[-1], small[number]
             free(small.pop())
-    aligned(ctypes.byref(place), 64, n_bytes)
-    spans.append((place.value, place.value + n_bytes))
-    return place.value
+    fills = plan["fills"] and n_bytes >= 4096  # as kernels/native/heap.cpp has it
+    wanted = (n_bytes + 79) // 64 * 64 - 16 if fills else n_bytes
+    address = malloc(wanted) if fills else 1
+    if address % 64:
+        if fills:
+            free(address)
+        aligned(ctypes.byref(place), 64, wanted)
+        address = place.value
+    spans.append((address, address + n_bytes))
+    return address
 
-sizes = plan["sizes"]
-for step, factor in enumerate(plan["factors"]):
-    there = {}
-    for number in plan["events"]:
+def replay(name, factor, n_tokens, kept):
+    trace, there, late = plan["traces"][name], {}, []
+    for number in trace["events"]:
         if number >= 0:
-            n_bytes, grows = sizes[number]
-            there[number] = take(int(n_bytes * factor) if grows else n_bytes)
+            n_bytes, shape = trace["sizes"][number]
+            there[number] = take(int(n_bytes * factor) if n_tokens in shape else n_bytes)
         elif ~number in there:
-            free(there.pop(~number))
-    if step == 0:
-        for n_bytes in plan["state"]:
-            take(n_bytes)
-    for address in there.values():
+            address = there.pop(~number)
+            late.append(address) if ~number in kept else free(address)
+    return [*there.values()], late
+
+for each in plan["passes"]:
+    left, late = replay(each["trace"], each["factor"], each["n_tokens"], set(each["kept"]))
+    for address in left:
+        free(address)
+    if each["update"] is not None:
+        replay(each["update"], 1.0, 0, ())  # what it leaves is the optimizer's state, which stays
+    for address in late:
         free(address)
 covered, end = 0, 0
 for first, last in sorted(spans):  # what was used of the heap, and of mappings apart from it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from whet.plan.rehearsal import Trace
@@ -34,7 +34,7 @@ class MemoryForecast:
     parts: Mapping[str, int]
     """Bytes by the names of `PARTS`; a part that is not there is left out."""
     moment: str
-    """When that is: in a training step, or in an evaluation."""
+    """When that is: in a training step, in an update of the weights, or in an evaluation."""
     free_bytes: int | None
     """What this process may use, with what it holds already; None: the system does not say."""
     micro_batch_tokens: int
@@ -77,7 +77,7 @@ class MemoryForecast:
         return replace(self, free_bytes=free_bytes)
 
 
-def of_trace(trace: Trace, gradients: set[int], vocabulary: int) -> dict[str, int]:
+def of_trace(trace: Trace, gradients: Set[int], vocabulary: int) -> dict[str, int]:
     """Return what a rehearsed step holds at its peak, by part.
 
     `gradients` are the numbers of the memories that are gradients of weights. What was allocated before backward and is

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -66,6 +66,15 @@ class Trace:
         """All that was allocated, whether it was freed again or not."""
         return sum(memory.n_bytes for memory in self.memories)
 
+    @property
+    def left_bytes(self) -> int:
+        """What was not freed again."""
+        return sum(self.memories[n].n_bytes if n >= 0 else -self.memories[~n].n_bytes for n in self.events)
+
+    def without(self, numbers: Set[int]) -> Trace:
+        """Return the same as if these memories had never been allocated."""
+        return Trace(self.memories, [one for one in self.events if (one if one >= 0 else ~one) not in numbers])
+
     def peak(self) -> tuple[int, set[int]]:
         """Return the most bytes that were alive at a time, and the numbers of the memories that were."""
         alive, most, at = 0, 0, 0
@@ -108,10 +117,11 @@ class Rehearsal(TorchDispatchMode):
         """Return the number of the memory behind this tensor in the trace; None: it was there before."""
         return self._space.numbers.get(tensor.untyped_storage()._cdata)
 
-    def restart(self) -> None:
-        """Begin a new trace; what is alive now is there before it."""
-        self.trace = Trace()
+    def restart(self) -> Trace:
+        """Begin a new trace, and return the last as it is now; what is alive now is there before the new one."""
+        last, self.trace = self.trace, Trace()
         self._space.numbers.clear()
+        return Trace([*last.memories], [*last.events])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the result of an operator: computed for integers, of the right size alone for all else."""

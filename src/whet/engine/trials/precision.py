@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from whet.data.batch import Batch
@@ -136,14 +136,13 @@ class PrecisionChoice:
 
     def time_steps(self, prepared: Prepared, rows: np.ndarray, other: str) -> Timing | None:
         """Time passes over the first of these rows in fp32 and in the other format; None if products are too small."""
-        if _flop(prepared.model) < compare.LEAST_FLOP:
+        if not are_worth_timing(prepared.model):
             return None
         with preserving_state(prepared.model):
-            batch = _training_batch(prepared, rows)
-            passes = Passes(prepared, [batch])
+            passes = timed_passes(prepared, rows)
             fp32, half = (partial(passes.run, policy.make(name, prepared.device)) for name in ("fp32", other))
             _compile(prepared, fp32, half)
-            return Timing(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, self.clock))
+            return Timing(other, passes.n_computed, compare.alternate(fp32, half, self.clock))
 
     def _time_forward(self, prepared: Prepared, dataset: Any) -> Timing | None:
         """Time forward passes over the first rows in fp32 and in bf16; None if products are too small."""
@@ -205,6 +204,16 @@ def _flop(model: nn.Module, passes: float = _FORWARD_AND_BACKWARD) -> float:
     return passes * weights.count_without_embeddings(model) * _TOKENS
 
 
+def are_worth_timing(model: nn.Module) -> bool:
+    """Return whether a training of this model times two formats: its products are large enough to gain by one."""
+    return _flop(model) >= compare.LEAST_FLOP
+
+
+def timed_passes(prepared: Prepared, rows: np.ndarray) -> Passes:
+    """Return the passes that a training times before its first step, whose rows these are."""
+    return Passes(prepared, [_training_batch(prepared, rows)])
+
+
 def _training_batch(prepared: Prepared, rows: np.ndarray) -> Batch:
     """Return a batch of the first of these rows of the training set, on the model's device."""
     return _batch(prepared, prepared.train_dataset, rows[: prepared.args.per_device_train_batch_size])
@@ -232,6 +241,16 @@ class Passes(nn.Module):
         stand_in = {id(weight): self._weights[name] for name, weight in trained.items()}
         tables = [part for part in self.modules() if hasattr(part, GRADIENT) and id(part.weight) in stand_in]
         self._tables = [(table, RowGradient(stand_in[id(table.weight)])) for table in tables]
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens of a pass, or its rows if they hold no tokens."""
+        return sum(batch.n_computed or batch.n_rows for batch in self.batches)
+
+    @property
+    def tables(self) -> Sequence[Tensor]:
+        """Those of the stand-ins whose gradients are in memory that steps use again."""
+        return [gradient.table for _, gradient in self._tables]
 
     @property
     def weights(self) -> Sequence[nn.Parameter]:

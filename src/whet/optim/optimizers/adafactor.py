@@ -47,8 +47,10 @@ class Adafactor(Stepping):
         update.div_((_rms(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(rate)
         if "exp_avg" in state:
             update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
-        wide = parameter.float()
-        parameter.copy_(wide - wide * group["weight_decay"] * rate - update)
+        if parameter.dtype == torch.float32:
+            parameter.mul_(1.0 - group["weight_decay"] * rate).sub_(update)
+        else:
+            parameter.copy_(parameter.float().mul_(1.0 - group["weight_decay"] * rate).sub_(update))
 
     def _begin(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state, shape = self.state[parameter], parameter.shape
@@ -76,6 +78,7 @@ def _divided_by_root(grad: Tensor, state: dict[str, Any], keep: float, eps: floa
         return grad * state["exp_avg_sq"].lerp_(square, 1 - keep).rsqrt()
     row = state["exp_avg_sq_row"].lerp_(square.mean(-1), 1 - keep)
     column = state["exp_avg_sq_col"].lerp_(square.mean(-2), 1 - keep)
+    del square  # a table's is as large as its gradient
     rows = (row / row.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
     return grad.mul(rows).mul_(column.rsqrt().unsqueeze(-2))
 
