@@ -486,10 +486,10 @@ class _Contest:
         enough = [one.peak_bytes or 0 for one in known if one.candidate.rows >= candidate.rows]
         return min(enough, default=max((one.peak_bytes or 0 for one in known), default=0))
 
-    def _begun(self, candidate: Candidate, until_s: float | None = None) -> _Runner | None:
+    def _begun(self, candidate: Candidate, wanted_s: float | None = None) -> _Runner | None:
         """Return the candidate at work, after its first step; None if it does not come to that."""
         began_s = time.monotonic()
-        until_s = self.until_s if until_s is None else until_s
+        until_s = self.until_s if wanted_s is None else wanted_s
         first = self.first
         settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
         process = None
