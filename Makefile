@@ -55,7 +55,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan clean lint types layers
-.PHONY: test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: report-pictures readme-picture test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,6 +127,12 @@ bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the 
 
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)
+
+report-pictures: $(HAS_TOOLS) ## Take pictures of reports in out/: DATA=FOLDER_WITH_DATA_SETS; needs chromium; 15 minutes, then seconds
+	@$(BIN)/python tests/report/pictures.py --data "$(DATA)" $(ARGS)
+
+readme-picture: demo ## Take the picture of README again, of the report of the demo; needs chromium
+	@$(BIN)/python tests/report/pictures.py --demo whet-demo
 
 bench-plan: $(HAS_TOOLS) ## Forecast 24 trainings and run them: memory and time, next to each other; 30 minutes
 	@$(BIN)/python benchmarks/plan/run.py $(ARGS)

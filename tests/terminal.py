@@ -12,12 +12,12 @@ import sys
 import termios
 
 
-def on_terminal(words: list[str], columns: int, code: int = 0) -> list[str]:
+def on_terminal(words: list[str], columns: int, code: int = 0, **variables: str) -> list[str]:
     """Return every line that the command showed, those that were drawn over as well; it has to end with this code."""
     screen, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    command, own = [sys.executable, "-m", "whet", *words], environment | {"TERM": "xterm"}
+    command, own = [sys.executable, "-m", "whet", *words], environment | {"TERM": "xterm"} | variables
     process = subprocess.Popen(command, env=own, stdin=side, stdout=side, stderr=side, start_new_session=True)
     os.close(side)
     shown = b""

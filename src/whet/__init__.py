@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from whet.errors import ConfigError, DataError, WhetError
     from whet.hf.accelerator import Accelerator
     from whet.hf.arguments import TrainingArguments
+    from whet.hf.record import RecordCallback
     from whet.hf.trainer import Trainer
     from whet.models.experts.settings import ExpertSettings
     from whet.models.experts.upcycle import upcycle
@@ -25,6 +26,7 @@ _HOME = {
     "TrainingArguments": "whet.hf.arguments",
     "Trainer": "whet.hf.trainer",
     "RayReport": "whet.watch.ray_train",
+    "RecordCallback": "whet.hf.record",
     "changes": "whet.own_loop.changes",
     "optimize": "whet.own_loop.optimize",
     "restore": "whet.own_loop.optimize",
@@ -39,6 +41,7 @@ __all__ = [
     "DataError",
     "ExpertSettings",
     "RayReport",
+    "RecordCallback",
     "Trainer",
     "TrainingArguments",
     "WhetError",

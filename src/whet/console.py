@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import textwrap
@@ -33,6 +34,19 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError, OSError):  # none, closed, or gone
         return False
+
+
+def can_be_drawn_over(stream: Any) -> bool:
+    """Return whether a line that is written there can be replaced by the next one: not in a cell of a notebook.
+
+    A command of a cell (`!whet ...`) has a terminal as well, but what it writes is kept, each state of a line too.
+    """
+    kernel = os.environ.get("JPY_PARENT_PID") or (os.environ.get("TERM"), os.environ.get("GIT_PAGER")) == _OF_KERNELS
+    return is_terminal(stream) and not kernel
+
+
+_OF_KERNELS = ("xterm-color", "cat")
+"""What IPython's kernel sets for the commands of its cells; some editors start it without its server's variable."""
 
 
 def width() -> int:
@@ -125,6 +139,24 @@ def duration(seconds: float) -> str:
     if total_s < 3600:
         return f"{total_s // 60}m{total_s % 60:02}s"
     return f"{total_s // 3600}h{total_s % 3600 // 60:02}m"
+
+
+def between(middle_s: float, low_s: float, high_s: float) -> str:
+    """Return a time that is roughly known, with its range: 50 s (43 to 58), 14 min (12 to 16) or 2.5 h (2.2 to 2.9)."""
+    unit, size = next((unit, size) for unit, size in _UNITS_OF_TIME if middle_s >= size or size == 1.0)
+    form = ".1f" if middle_s < 10 * size else ".0f"
+    low, middle, high = (format(seconds / size, form) for seconds in (low_s, middle_s, high_s))
+    return f"{middle} {unit} ({low} to {high})"
+
+
+_UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+def fine_duration(seconds: float) -> str:
+    """Return a short time as 0.25 ms, 42 ms, 1.25 s or 12.5 s."""
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2g} ms"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
 
 
 def amount(n_bytes: float) -> str:

@@ -35,8 +35,8 @@ def test_the_decision_on_shared_memory_shows_what_was_measured() -> None:
     record = (_PAGE.parent / "decisions" / "0023-ranks-of-one-machine-sum-by-gloo.md").read_text("utf-8").splitlines()
     step_s = statistics.median(json.loads(RESULTS.read_text("utf-8"))["minilm whet fp32"]["step_s"]["one"])
     printed = shared_memory.lines(json.loads(shared_memory.RESULTS.read_text("utf-8")), step_s)
-    assert [line for line in printed if line not in record] == []
-    assert len(printed) > 5
+    (gain,) = [line for line in printed if line.startswith("MiniLM's step")]
+    assert gain in record
 
 
 def test_a_rank_alone_sends_nothing() -> None:

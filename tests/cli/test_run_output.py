@@ -52,6 +52,15 @@ def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp
     assert lines[-1].split() == ["report", "report.html"]
 
 
+@pytest.mark.parametrize("kernel", [{"JPY_PARENT_PID": "1"}, {"TERM": "xterm-color", "GIT_PAGER": "cat"}])
+def test_a_cell_of_a_notebook_gets_lines(kernel: dict[str, str], encoder: Path, tmp_path: Path) -> None:
+    """Its commands have a terminal of 80 columns as well, but the cell keeps what is written there."""
+    lines = on_terminal(_words(encoder, tmp_path / "out"), 80, **kernel)
+    assert max(map(len, lines)) <= 80
+    assert not any("\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line for line in lines)
+    assert [line[:8] for line in lines if re.fullmatch(_STEP, line)] == ["step 2/4", "step 4/4"]
+
+
 def test_a_file_gets_lines_for_people(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

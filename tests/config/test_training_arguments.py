@@ -175,6 +175,8 @@ def test_report_to_all_means_the_installed_trackers(tmp_path: Path, monkeypatch:
     assert TrainingArguments(report_to="all").report_to == ()
     (tmp_path / "mlflow" / "__init__.py").touch()
     assert TrainingArguments(report_to="all").report_to == ("mlflow",)
+    monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "true")
+    assert TrainingArguments(report_to="all").report_to == (), "as in transformers"
 
 
 def test_trackers_are_read_from_texts_lists_and_commas() -> None:

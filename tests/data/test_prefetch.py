@@ -30,6 +30,10 @@ def _make(rows: np.ndarray, first_slot: int) -> Batch:
     return pack(_ROWS.take(rows), first_slot=first_slot, position_offset=0)
 
 
+def _plain(place: int) -> list[Batch]:
+    return [_make(*piece) for piece in _pieces(place)]
+
+
 def _source(make: Callable[[np.ndarray, int], Batch] = _make, end: int = _STEPS) -> Source:
     return Source(pieces=_pieces, make=make, end=lambda _: end)
 
@@ -55,9 +59,8 @@ def test_prefetched_batches_are_the_same_in_the_same_order(n_workers: int, n_ahe
         return _make(rows, first_slot)
 
     loader = Prefetcher(_source(slowly), n_workers, n_ahead)
-    plain = Prefetcher(_source(), 0, 0)
     for place in range(_STEPS):
-        assert _told(loader.take(place)) == _told(plain.take(place))
+        assert _told(loader.take(place)) == _told(_plain(place))
     assert _workers() == []  # the plan's end is theirs
 
 
@@ -113,9 +116,9 @@ def test_step_that_cannot_be_split_fails_at_its_turn() -> None:
 
 
 def test_jumping_to_another_step_discards_prepared_batches() -> None:
-    loader, plain = Prefetcher(_source(), 2, 6), Prefetcher(_source(), 0, 0)
+    loader = Prefetcher(_source(), 2, 6)
     for place in (0, 1, 4, 2, 3):
-        assert _told(loader.take(place)) == _told(plain.take(place))
+        assert _told(loader.take(place)) == _told(_plain(place))
     loader.close()
     assert _workers() == []
 
@@ -150,5 +153,4 @@ def test_data_set_that_draws_random_numbers_is_refused(draw: Callable[[], object
 
     with pytest.raises(ConfigError, match="does not work with dataloader_num_workers"):
         Prefetcher(_source(drawing), 1, 2).take(0)
-    assert len(Prefetcher(_source(drawing), 0, 0).take(0)) == 4
     assert _workers() == []

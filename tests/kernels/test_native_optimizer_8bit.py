@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 from torch import Tensor
 
-from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, Codes, adamw_8bit_reference, dynamic_map, zero_codes
+from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, Codes, adamw_8bit_reference, dynamic_map
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)
@@ -29,7 +29,8 @@ def numbers(sizes: list[int], seed: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def moments(sizes: list[int], *, signed: bool) -> list[Codes]:
-    return [zero_codes(torch.Size([n]), signed=signed) for n in sizes]
+    """Codes of zeros."""
+    return [Codes(torch.zeros(n, dtype=torch.uint8), torch.zeros(-(-n // BLOCK)), signed) for n in sizes]
 
 
 def copied(codes: list[Codes]) -> list[Codes]:

@@ -13,8 +13,7 @@ from torch import nn
 
 from whet.kernels import adamw as fused_optimizer
 from whet.kernels.adamw import AdamWStep, AdamWTensors
-from whet.kernels.embedding import RowGradient
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.embedding import RowGradient, RowsInUse, rows_in_use
 from whet.optim.optimizers.native import WhetAdamW
 
 need_native()

@@ -31,6 +31,7 @@ def test_demo_learns_prints_a_text_and_runs_again(tmp_path: Path, capsys: pytest
 def test_demo_keeps_checkpoints_and_files_of_others(tmp_path: Path) -> None:
     demo = DemoLmArguments(output_dir=str(tmp_path / "demo"), max_steps=2)
     DEMO.run(demo)
+    assert "Worst examples" in (tmp_path / "demo" / "report.html").read_text("utf-8")
     (tmp_path / "demo" / "checkpoint-2").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine", "utf-8")

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from following import followed, problems, ways
 from saved_decoder import TEMPLATE
 from text_tasks import SAILING, write_lines
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.tasks.lm.examples import read_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 import torch
 from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
+from tiny_qa import command, squad, write_json
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from text_tasks import save_encoder, topic_rows, words, write_csv
 from whet.cli.main import run
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
+from whet.console import fine_duration
 from whet.engine.description import planned_bytes
 from whet.hardware import memory as memory_of_machine
+from whet.jobs import fit
 from whet.models.loading.adapter import quiet_peft
 from whet.plan.rates import as_json
 from whet.plan.rehearsal import Rehearsal
@@ -75,6 +79,29 @@ def test_a_dry_run_prints_the_table_and_trains_nothing(folder: Path, capsys: pyt
     assert not (folder / "out").exists()
 
 
+def test_a_plan_of_questions_evaluates_rows_without_labels(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_json(tmp_path / "data.json", squad())
+    sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 64}
+    files = {"train_file": data, "validation_file": data}
+    given = command(encoder, tmp_path / "out", "--do_eval", "--no_time", "--json", **files, **sizes)
+    assert run(["plan", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["moment"] == "in an evaluation"
+
+
+def test_of_several_splits_the_last_is_named() -> None:
+    halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
+    rounded = fit.Change("--precision bf16", "rounding", ())
+    assert fit._added(fit._added([halves], rounded), quarters) == [rounded, quarters]
+
+
+def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("plan", folder / "model", folder / "out", picture="plan.jpg", train_file=folder / "train.csv")
+    assert run(given) == 78
+    assert "its ending says what is written: .svg or .png" in capsys.readouterr().err
+
+
 def test_a_run_with_compiled_blocks_is_planned_without_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = words("classify", folder / "model", folder / "out", "--do_train", "--dry_run", "--torch_compile")
     assert run([*given, "--train_file", str(folder / "train.csv")]) == 0
@@ -115,8 +142,12 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)  # this process grows by more
     usual = {"per_device_train_batch_size": 64, "max_seq_length": 32}  # activations outweigh what glibc rounds
     peak = _planned(folder, capsys, **usual)["memory"]["peak_bytes"]
-    found = _planned(folder, capsys, "--fit", memory=str(peak - 1), **usual)
+    picture = folder / "plan.svg"
+    found = _planned(folder, capsys, "--fit", memory=str(peak - 1), picture=picture, **usual)
     flags = [one["flags"] for one in found["fit"]]
+    drawn = re.findall(r">([^<]*)</(?:tspan|text)>", picture.read_text("utf-8"))
+    assert f"these settings: {fine_duration(found['time']['step_s'])}" in drawn
+    assert len([text for text in drawn if text.startswith("--optim adafactor: ")]) == 2
     assert all(one["memory"]["peak_bytes"] < peak for one in found["fit"])
     assert {"--optim adamw_whet_8bit", "--lora_r 8"} < set(flags)
     places = [(not one["same_result"], one["times_as_long"]) for one in found["fit"]]

@@ -39,6 +39,18 @@ def test_missing_files_are_refused_before_reading_data(
     assert "not JSON" not in told
 
 
+def test_variables_that_ask_a_tracker_for_more_than_figures_are_refused(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    monkeypatch.setenv("WANDB_WATCH", "false")
+    data = write_json(tmp_path / "train.json", squad())
+    assert run(command(encoder, tmp_path / "out", "--do_train", train_file=data, report_to="wandb")) == EXIT_BAD_CONFIG
+    told = capsys.readouterr().err
+    assert "WANDB_LOG_MODEL asks for what whet does not send to wandb" in told
+    assert "WANDB_WATCH" not in told
+
+
 @pytest.mark.parametrize("offline", ["0", "1"])
 @pytest.mark.parametrize("what", ["model", "dataset"])
 def test_unreachable_hub_is_named_at_once(what: str, offline: str, tmp_path: Path) -> None:

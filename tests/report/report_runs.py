@@ -35,15 +35,17 @@ def record_run(
     steps: int = 12,
     factor: float = 1.0,
     ends: bool = True,
+    forecast: Mapping[str, Any] = FORECAST,
     **begin: Any,
 ) -> Path:
     """Write run.jsonl and all_results.json of a run whose losses are `factor` / step, and return the folder."""
     lines: list[dict[str, Any]] = [
         {"event": "begin", "time": BEGAN_S, "task": task, "settings": settings, "steps": steps, "resumed_from": None,
-         "forecast": FORECAST, "command": "whet classify --learning_rate 3e-4 --do_train", "host": "h",
+         "command": "whet classify --learning_rate 3e-4 --do_train", "host": "h",
          "machine": {"processor": "Zen", "cores": 2, "memory_bytes": 24_000_000_000},
          "model": {"name": "tiny", "parameters": 22_600_000, "trainable": 22_600_000},
          "data": {"rows": 490, "tokens": 67_678}} | begin,
+        {"event": "forecast", "time": BEGAN_S + 1, **forecast},
         *(_step(step, steps, factor) for step in range(1, steps + 1)),
         {"event": "evaluation", "time": BEGAN_S + 60, "step": steps // 2,
          "metrics": {"eval_accuracy": 0.5, "eval_loss": 2.0}},

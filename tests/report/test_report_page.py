@@ -24,7 +24,7 @@ from report_runs import (
 
 from whet import ConfigError
 from whet.cli.main import run
-from whet.report import curves, page, runs
+from whet.report import bars, curves, page, runs
 from whet.report.runs import UNKNOWN
 
 _LABELS = ["card_arrival", "lost_card", "lost_phone"]
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _text(*folders: Path) -> str:
     found = runs.name_apart([runs.read(folder) for folder in folders])
-    return page.render(found, curves.draw(found), Path())
+    return page.render(found, curves.draw(found), bars.draw(found), Path())
 
 
 def _page(*folders: Path) -> Page:
@@ -55,7 +55,7 @@ def test_page_is_well_formed_and_its_headings_are_in_order(folder: Path) -> None
     assert len(found.ids) == len({*found.ids})
     assert found.headings[0] == (1, "banking")
     assert [words for _, words in found.headings[1:]] == [
-        "Forecast and outcome", "Worst examples", "Confused labels", "Metrics", "Curves", "Where the time went",
+        "Worst examples", "Confused labels", "Metrics", "Forecast and outcome", "Curves", "Where the time went",
         "Settings", "Command, model and machine",
     ]  # fmt: skip
     assert all(after - before <= 1 for (before, _), (after, _) in zip(found.headings, found.headings[1:], strict=False))
@@ -76,6 +76,23 @@ def test_worst_examples_come_first_with_what_was_expected(folder: Path) -> None:
     assert shown[:3] == [[one["text"], one["expected"], one["predicted"]] for one in WRONG]
     assert shown[3] == [UNSURE["text"], UNSURE["expected"], "card_arrivalright, but unsure"]
     assert table.rows[1][3:] == ["0.010", "4.60", "test.csv:7"]
+
+
+def test_texts_of_a_language_model_say_what_their_columns_are(tmp_path: Path) -> None:
+    folder = record_run(tmp_path / "lm", task="lm")
+    (folder / "all_results.json").write_text('{"eval_loss": 5.5, "eval_perplexity": 240.0}')
+    row = {"row": "line 9", "text": "Teams of California", "expected": " Cali", "predicted": " the", "loss": 6.0}
+    write_errors(folder, [row | {"probability": None}])
+    caption = "1 example of the validation split, worst first. Expected is the hardest stretch of the text"
+    assert _page(folder).table(caption).rows[1] == ["Teams of California", "Cali", "the", "6.00", "line 9"]
+
+
+def test_an_empty_answer_to_a_question_is_named(folder: Path) -> None:
+    asked = {"row": "q1", "question": "Who?", "context": "In 1911.", "expected": "", "predicted": "1911"}
+    write_errors(folder, [asked, WRONG[0] | {"predicted": []}])
+    table = next(one for one in _page(folder).tables if "examples of the validation split" in one.caption)
+    assert table.rows[1][:3] == ["Who?In 1911.", "no answer", "1911"]  # in two paragraphs
+    assert table.rows[2][:3] == ["I lost my card", "lost_card", "nothing"]
 
 
 def test_of_many_examples_the_worst_are_shown_and_the_rest_is_counted(folder: Path) -> None:
@@ -162,9 +179,9 @@ def test_settings_that_were_chosen_come_first_with_their_origin(folder: Path) ->
 
 
 def test_forecast_stands_next_to_what_came(folder: Path) -> None:
-    rows = _page(folder).table("What was expected before the first step").rows[1:]
-    assert rows[0] == ["peak memory", "1.0 GB", "1.1 GB", "+10%"]
-    assert rows[1] == ["training time", "1m40s (1m20s to 2m10s)", "2m00s", "+20%"]
+    rows = _page(folder).table("What was expected after the first steps").rows[1:]
+    assert rows[0] == ["peak memory", "1.0 GB", "1.1 GB", "1.10"]
+    assert rows[1] == ["training time", "1m40s (1m20s to 2m10s)", "2m00s", "1.20"]
     assert rows[2][0] == "end"
     assert FORECAST["train_s"] == 100.0
 
@@ -232,7 +249,7 @@ def test_folder_of_transformers_trainer_shows_its_log_and_says_what_is_missing(t
     assert ["accuracy", "0.6250", UNKNOWN] in found.table("Metrics at the end").rows
     assert "2.0000 to 0.6667 at step 3" in found.text
     lacks = found.text[found.text.index("What this page lacks") :]
-    assert "there is no run.jsonl: the commands of whet and whet.Trainer write it" in lacks
+    assert "there is no run.jsonl: whet's commands write it" in lacks
     assert "there is no errors.jsonl" in lacks
 
 

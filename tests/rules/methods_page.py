@@ -78,7 +78,7 @@ def optimizers() -> str:
     rows = [
         (
             ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
-            f"{row.does} ({row.source})" if first[row.source] == row.name else row.does,
+            f"{row.does} ({_cited(row.source)})" if first[row.source] == row.name else row.does,
             "" if registry.entry(row.name).stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
             "all" if row.reads == "element" else "1",
             ", ".join(f"`{option}`" for option in row.options),
@@ -97,6 +97,11 @@ def _state_bytes(optim: str) -> Callable[[torch.dtype], str]:
     return shown
 
 
+def _cited(source: str) -> str:
+    """The source, with a link in the place of a paper's number."""
+    return re.sub(r"([^;]*?), arXiv:([\d.]+)[^;]*", r"[\1](https://arxiv.org/abs/\2)", source)
+
+
 def _asked(card: Card) -> str:
     if card.asked_by == "default":
         return "default"
@@ -106,8 +111,8 @@ def _asked(card: Card) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
 if __name__ == "__main__":

@@ -80,6 +80,15 @@ def test_the_folder_of_tensorboard_can_be_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_the_folder_of_tensorboard_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in transformers; a setting wins."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    _run(tmp_path / "out")
+    assert "train/loss" in _scalars(tmp_path / "events")
+    _run(tmp_path / "again", logging_dir=str(tmp_path / "named"))
+    assert "train/loss" in _scalars(tmp_path / "named")
+
+
 @pytest.mark.parametrize("before", ["eval_on_start", "evaluate", "train"])
 def test_a_trainer_is_one_run_in_the_tracker(tmp_path: Path, before: str) -> None:
     """A second start is a second run in a tracker such as trackio, and an error in mlflow."""
@@ -128,6 +137,7 @@ def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_PROJECT": "mine", "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), "TRACKIO_DIR": str(folder / "trackio"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
     script = Path(__file__).with_name("tracker_run.py")
     command = [sys.executable, str(script), request.param]
@@ -140,7 +150,7 @@ def test_another_tracker_gets_every_evaluation(reported: tuple[str, Path, Any]) 
     """At steps 0, 3, 6 and, after training, at 6 again."""
     package, folder, _ = reported
     if package == "mlflow":
-        (file,) = (folder / "mlruns").glob("*/*/metrics/eval/loss")
+        (file,) = (folder / "mlruns").glob("*/*/metrics/eval_loss")
         steps = [int(line.split()[2]) for line in file.read_text("utf-8").splitlines()]
     elif package == "trackio":
         (file,) = (folder / "trackio").glob("*.db")

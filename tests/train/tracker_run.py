@@ -11,10 +11,11 @@ def main(tracker: str) -> None:
     """Train two epochs, evaluated before, after each and once more at the end."""
     trainer = toy_trainer(
         "out", report_to=tracker, run_name="toy", num_train_epochs=2, logging_steps=1, eval_strategy="epoch",
-        eval_on_start=True,
+        eval_on_start=True, log_format="json",
     )  # fmt: skip
     trainer.train()
     trainer.evaluate()
+    trainer.close()
 
 
 if __name__ == "__main__":

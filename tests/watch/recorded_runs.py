@@ -27,8 +27,9 @@ def write_run(folder: Path, n_lines: int, *, ago_s: float = 0.0, end: str | None
         "event": "begin", "time": now - n_lines, "pid": os.getpid(), "host": socket.gethostname(), "task": "qa",
         "model": {"name": "bert-base-uncased", "parameters": 109_000_000}, "data": {"rows": 88_524, "tokens": 9},
         "machine": {"memory_bytes": 16_400_000_000}, "steps": 100, "resumed_from": None,
-        "forecast": {"train_s": 3600, "low": 3000, "high": 4000, "peak_bytes": 2_000_000_000},
     }  # fmt: skip
+    forecast = {"train_s": 3600, "low": 3000, "high": 4000, "peak_bytes": 2_000_000_000}
+    forecast = {"event": "forecast", "time": now - n_lines} | begin.pop("forecast", forecast)
     steps = [
         {
             "event": "step", "time": now - n_lines + number, "step": number, "of": 100, "epoch": number / 50,
@@ -42,7 +43,7 @@ def write_run(folder: Path, n_lines: int, *, ago_s: float = 0.0, end: str | None
         "event": "end", "time": now, "status": end, "error": "no room\n  fix: buy a disk", "peak_bytes": 2e9,
         "train_s": 61.0, "metrics": {"eval_f1": 43.21},
     }  # fmt: skip
-    lines = [first | begin, *steps, *([] if end is None else [last])]
+    lines = [first | begin, forecast, *steps, *([] if end is None else [last])]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return folder

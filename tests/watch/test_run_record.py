@@ -69,7 +69,8 @@ def test_steps_have_the_losses_of_the_log_and_the_time_of_each_part(encoder: Pat
         (entry["step"], entry["loss"], entry["learning_rate"], entry["grad_norm"]) for entry in logged
     ]
     first, second = found.steps
-    assert (first.of, first.eta_s > 0, second.eta_s) == (4, True, 0.0)
+    assert first.of == 4
+    assert min(first.eta_s, second.eta_s) > 0, "after the last step there is an evaluation and a save to come"
     assert all(one.tokens_per_s > one.rows_per_s > 0 and one.resident_bytes > 1e6 for one in found.steps)
     assert {"data", "forward_backward", "update"} == first.seconds.keys()
     assert second.seconds.keys() == first.seconds.keys() | {"evaluation", "saving"}

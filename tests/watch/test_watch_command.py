@@ -238,7 +238,7 @@ def test_a_silent_run_is_told_from_a_killed_one_and_from_one_of_another_machine(
     assert (gone["status"], gone["alive"]) == ("killed", False)
     slow = write_run(tmp_path / "slow", 2, ago_s=100, host="another")
     lines = [json.loads(line) for line in (slow / "run.jsonl").read_text("utf-8").splitlines()]
-    lines[1]["time"] -= 60  # its steps take a minute
+    lines[2]["time"] -= 60  # its steps take a minute
     (slow / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     assert _status(slow, capsys)["status"] == "running"
     assert run(["watch", str(tmp_path / "gone"), str(tmp_path / "far"), "--once"]) == 0

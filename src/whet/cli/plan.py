@@ -24,6 +24,7 @@ from whet.models.loading.heads import CAUSAL_LM, head_named
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_PICTURES = (".svg", ".png")
 _MADE_UP = "made-up-rows"
 """The name of a file of rows that are made up; it stands for no file of the user's."""
 _LEAST_ROWS = 32
@@ -56,6 +57,14 @@ def bytes_of(text: str) -> int | None:
             why="--hardware names the report of a machine, which says what is free there",
             fix="keep --memory or --hardware",
         ),
+        broken_if(
+            "picture_is_svg_or_png",
+            ("picture",),
+            lambda asked: asked.picture is not None and not asked.picture.lower().endswith(_PICTURES),
+            what="picture is not the name of a picture",
+            why=f"its ending says what is written: {' or '.join(_PICTURES)}",
+            fix="write it as --picture plan.svg",
+        ),
     ),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +83,9 @@ class PlanArguments:
     """Forecast the time as well. The first time it measures this machine, for about ten seconds; --no_time skips it."""
     fit: bool = False
     """If the run does not fit, list the changes of settings with which it does, those that cost the least first."""
+    picture: str | None = None
+    """Draw memory and time by part into this file, .svg or .png. With --fit, the settings that fit are drawn next to
+    those that were asked for."""
     json: bool = False
     """Print JSON."""
 
@@ -119,7 +131,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "fit", "memory", "hardware", *training.main),
+        main=("task", "fit", "memory", "hardware", "picture", *training.main),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -229,12 +241,34 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         fitting = [_Way(one, step_s / took.step_s) for one, step_s in zip(ways or (), steps, strict=True)]
         fitting.sort(key=lambda way: (not way.outcome.same_result, way.times_as_long))
     facts["fit"] = [way.as_json() for way in fitting]
+    if asked.picture is not None:
+        _draw(Path(asked.picture), task, found, [way.outcome for way in fitting], rates)
+        lines += ["", f"  {'picture':<24}{asked.picture}"]
     if asked.json:
         print(json.dumps(facts, indent=2))
     else:
         shown = [] if ways is None else _shown(fitting)
         print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *shown, *lines]))
     return 0
+
+
+def _draw(path: Path, task: Any, found: Any, ways: Sequence[Any], rates: Any) -> None:
+    """Write the picture of a forecast, and of those with the settings that fit."""
+    from whet.plan import seconds
+    from whet.report import bars
+
+    plans = {"these settings": found} | {one.flags: one.forecast for one in ways}
+    in_json = {
+        words: {
+            "memory": one.memory.as_json(),
+            "time": None if rates is None else seconds.forecast(rates, one.anatomy, one.workload).as_json(),
+        }
+        for words, one in plans.items()
+    }
+    sizes, work = found.anatomy, found.workload
+    model = f"{sizes.model_class}, {console.count(sizes.n_parameters)} parameters"
+    length = f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}"
+    bars.write(path, f"whet {task.name}: {model}\n{length}", bars.of_plans(in_json))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +68,13 @@ def _checkpoint(asked: str | bool | None) -> str | None:
 
 
 def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the trackers that are meant: "all" means every installed one."""
+    """Return the trackers that are meant: "all" means every installed one, as in transformers."""
     if names == ("none",):
         return ()
     if names == ("all",):
-        return tuple(name for name in ("tensorboard", "wandb", "mlflow", "trackio") if _is_installed(name))
+        off = {"mlflow"} if os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() == "TRUE" else set()
+        known = ("tensorboard", "wandb", "mlflow", "trackio")
+        return tuple(name for name in known if name not in off and _is_installed(name))
     return tuple(dict.fromkeys(names))
 
 

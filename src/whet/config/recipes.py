@@ -15,10 +15,10 @@ from whet.errors import Problem
 CARD = Card(
     name="few samples",
     asked_by="recipe, min_steps, layerwise_lr_decay, reinit_layers, weight_averaging_start, span_loss",
-    does="More updates, a warm-up and other settings for little data; each can be used alone.",
+    does="More updates, a warm-up and other settings for little data.",
     improves="neither",
     same_result="no",
-    hurts="With thousands of training examples, which need none of it.",
+    hurts="With thousands of training examples.",
     source="Zhang et al. 2021, arXiv:2006.05987; Mosbach et al. 2021, arXiv:2006.04884",
     page="adapt.md#little-data",
 )

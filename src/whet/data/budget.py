@@ -19,10 +19,10 @@ from whet.data.store import RowStore
 CARD = Card(
     name="token budget",
     asked_by="max_tokens_per_batch",
-    does="A micro-batch with more tokens than the budget is split between sequences.",
+    does="A micro-batch above the budget is split between sequences.",
     improves="memory",
     same_result="yes",
-    hurts="When all sequences have the same length: a smaller batch does the same.",
+    hurts="When all sequences have one length: use a smaller batch.",
     source="fairseq's max_tokens (Ott et al. 2019, arXiv:1904.01038)",
     page="memory.md#token-budget",
 )

@@ -31,7 +31,7 @@ CARD = Card(
     does="Threads prepare the next batches while the model computes, in pinned memory for a GPU.",
     improves="speed",
     same_result="yes",
-    hurts="When batches are cheap to make: the threads take time from the model on a CPU.",
+    hurts="When batches are cheap to make: threads take time from the model.",
     source="torch.utils.data of PyTorch",
     page="speed.md#loading-in-advance",
 )
@@ -53,14 +53,12 @@ class Source:
     """Piece -> batch."""
     end: Callable[[int], int]
     """Step of the plan -> the first later one that must not be prepared during that step."""
-    begin: Callable[[int, Piece], None] = lambda _step, _piece: None
-    """Called in the main thread before a batch is made there: (step of the plan, piece)."""
 
 
 class Prefetcher:
     """The batches of each step: the same ones, in the same order, for any number of workers.
 
-    Without workers a batch is made when it is taken; with workers, up to `n_ahead` batches are ready or in progress.
+    Up to `n_ahead` batches are ready or in progress.
     """
 
     def __init__(self, source: Source, n_workers: int, n_ahead: int) -> None:
@@ -79,8 +77,6 @@ class Prefetcher:
 
         Usually this is the step after the last one taken. For any other step, prepared batches are discarded.
         """
-        if self.n_workers == 0:
-            return self._make_in_main_thread(place)
         if self._watched:
             self._go_to(place)
             batches = self._take_prepared(place)
@@ -101,13 +97,6 @@ class Prefetcher:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
-
-    def _make_in_main_thread(self, place: int) -> list[Batch]:
-        batches = []
-        for piece in self.source.pieces(place):
-            self.source.begin(place, piece)
-            batches.append(self.source.make(*piece))
-        return batches
 
     def _make_and_check_draws(self, place: int) -> list[Batch]:
         before = _generators()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from whet.data.order import (
     sequential,
     shuffled,
 )
-from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.data.store import RowStore
 from whet.engine.draws import Draws
 from whet.engine.run import Interval, Run, RunPlan
@@ -34,6 +33,9 @@ from whet.errors import DataError
 from whet.log import logger
 from whet.store import schema
 from whet.store.state import State
+
+if TYPE_CHECKING:
+    from whet.data.prefetch import Piece, Prefetcher
 
 
 def make_plan(args: TrainingArguments, dataset: Any) -> RunPlan:
@@ -135,16 +137,27 @@ class BatchLoader:
             logger.warning(
                 "dataloader_pin_memory has no effect: pinned memory speeds up copies to a GPU, and none is used"
             )
-        n_workers, factor = args.dataloader_num_workers, args.dataloader_prefetch_factor or PREFETCH_FACTOR
         self._draws = Draws(args.seed, collator)
-        if n_workers and self._draws.own:
+        self._prefetcher = self._threads(args.dataloader_num_workers) if args.dataloader_num_workers else None
+
+    def _threads(self, n_workers: int) -> Prefetcher:
+        """Return the threads that prepare batches; raises ConfigError for a collator that draws random numbers."""
+        from whet.data.prefetch import Prefetcher, Source, draws_in_threads
+
+        if self._draws.own:
             raise draws_in_threads(n_workers)
-        source = Source(pieces=self._pieces, make=self._make, end=self._end, begin=self._begin)
-        self._prefetcher = Prefetcher(source, n_workers, n_workers * factor)
+        n_ahead = n_workers * (self._run.args.dataloader_prefetch_factor or PREFETCH_FACTOR)
+        return Prefetcher(Source(pieces=self._pieces, make=self._make, end=self._end), n_workers, n_ahead)
 
     def take(self, plan_step: int) -> list[Batch]:
         """Return this rank's batches of this step."""
-        return self._prefetcher.take(plan_step)
+        if self._prefetcher is not None:
+            return self._prefetcher.take(plan_step)
+        batches = []
+        for piece in self._pieces(plan_step):
+            self._draws.begin(plan_step, piece[1])
+            batches.append(self._make(*piece))
+        return batches
 
     def rows(self, plan_step: int) -> np.ndarray:
         """Return the rows of this step, those of all ranks."""
@@ -191,14 +204,12 @@ class BatchLoader:
 
     def close(self) -> None:
         """End the threads and release the data."""
-        self._prefetcher.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     def _pieces(self, plan_step: int) -> list[Piece]:
         """Return the micro-batches of a step: rows, position of the first in the step, padded lengths."""
         return micro_batches_of(self._run, self._order.rows(plan_step), self.micro_rows)
-
-    def _begin(self, plan_step: int, piece: Piece) -> None:
-        self._draws.begin(plan_step, piece[1])
 
     def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None, is_extra: bool) -> Batch:
         batch = self._run.objective.batch(self._run.train_dataset, rows, first_slot, padded_to)

@@ -20,7 +20,7 @@ from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, are_worth_timing, preserving_state, timed_passes
-from whet.hardware.memory import available_bytes, resident_bytes
+from whet.hardware import memory
 from whet.log import logger
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
@@ -40,9 +40,6 @@ _SAMPLED = 8
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
-_LATER_BYTES = 110 << 20
-"""What a process holds more at its peak than a plan of its run: modules that are imported later, those of the report
-among them, and memory of the preparation that does not fit what comes. Fitted to runs (`benchmarks/plan/run.py`)."""
 _KERNEL_BYTES = 700_000
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 
@@ -58,16 +55,24 @@ class Forecast:
     """What this process held once the run was prepared, without its weights."""
 
 
-def of_run(run: Run, precision: str, optimizer: Optimizer, held_bytes: int, rehearsal: Rehearsal) -> Forecast:
+def of_run(
+    run: Run,
+    precision: str,
+    optimizer: Optimizer,
+    held_bytes: int,
+    rehearsal: Rehearsal,
+    resident_bytes: int | None = None,
+) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
 
-    `held_bytes` is what this process holds once the model was prepared, without its weights. `rehearsal` is that in
-    which these were made, or a new one.
+    `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
+    gradients. `rehearsal` is that in which the model was made, or a new one. `resident_bytes` is what the run's process
+    holds now; None: it is this one.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
     found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes).forecast(optimizer)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
@@ -89,6 +94,7 @@ class _Memory:
     work: Workload
     rehearsal: Rehearsal
     held_bytes: int
+    resident_bytes: int | None
 
     def forecast(self, optimizer: Optimizer) -> MemoryForecast:
         """Return the memory at the moment when it is most."""
@@ -98,7 +104,7 @@ class _Memory:
         weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), self._trained_bytes()
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
-            "program": self.held_bytes - data + _LATER_BYTES,
+            "program": max(self.held_bytes - data, 0),
             "data": data,
             "weights": planned.weights + _bytes(model.buffers()),
             "average": 0 if args.weight_averaging_start is None else trained,
@@ -126,7 +132,7 @@ class _Memory:
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
-            free_bytes=_free(self.held_bytes, args.memory_limit_gb),
+            free_bytes=_free(self.resident_bytes or memory.resident_bytes() or self.held_bytes, args.memory_limit_gb),
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
@@ -228,7 +234,7 @@ class _Memory:
             run.model.eval()
             with policy.make(self.precision, run.device).forward():
                 output = objective.forward(batch, seed=0, step=0)
-            if objective.count(batch):
+            if _n_targets(objective, batch):
                 objective.loss_sum(output, batch)
             del output
         trace = rehearsal.restart()
@@ -236,9 +242,9 @@ class _Memory:
 
 
 def _free(held_bytes: int, limit_gb: float | None) -> int | None:
-    """Return what this process may use: what is free and what it holds, or less if the run has a limit of its own."""
-    available = available_bytes()
-    free = None if available is None else available + (resident_bytes() or held_bytes)
+    """Return what a run may use: what is free and what it holds, or less if it has a limit of its own."""
+    available = memory.available_bytes()
+    free = None if available is None else available + held_bytes
     limits = [free, int(limit_gb * 2**30) if limit_gb else None]
     return min((one for one in limits if one is not None), default=None)
 
@@ -323,7 +329,7 @@ def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
 
 
 def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
-    plan, args = run.plan, run.args
+    plan, args, count = run.plan, run.args, run.objective.count
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
     steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
     n_eval = len(run.eval_dataset) if run.eval_dataset is not None and args.do_eval else 0
@@ -338,12 +344,12 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
-        steps=tuple(tuple(_in_numbers(run.objective, one) for one in _batches(run, n)) for n in steps),
-        heaviest=tuple(_in_numbers(run.objective, one) for one in heaviest),
+        steps=tuple(tuple(_in_numbers(one, count(one)) for one in _batches(run, n)) for n in steps),
+        heaviest=tuple(_in_numbers(one, count(one)) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
         n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
         eval_rows=n_eval,
-        eval_batches=tuple(_in_numbers(run.objective, one) for one in evaluated),
+        eval_batches=tuple(_in_numbers(one, _n_targets(run.objective, one)) for one in evaluated),
         n_eval_batches=-(-len(firsts) // run.place.n_ranks),
         n_saves=plan.save.times_left(0, plan.n_steps),
         n_ranks=run.place.n_ranks,
@@ -351,12 +357,17 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
     )
 
 
-def _in_numbers(objective: Objective, batch: Batch) -> MicroBatch:
+def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
     if batch.cu_seqlens is not None:
         lengths = np.diff(batch.cu_seqlens.numpy())
-        return MicroBatch(lengths, batch.n_computed, objective.count(batch))
+        return MicroBatch(lengths, batch.n_computed, n_targets)
     mask = batch.inputs.get("attention_mask")
     n_rows = max(batch.n_rows, 1)
     each = -(-batch.n_computed // n_rows)
     lengths = np.full(n_rows, batch.n_tokens // n_rows) if mask is None or mask.dim() != 2 else mask.sum(1).numpy()
-    return MicroBatch(lengths, batch.n_computed, objective.count(batch), padded_to=each)
+    return MicroBatch(lengths, batch.n_computed, n_targets, padded_to=each)
+
+
+def _n_targets(objective: Objective, batch: Batch) -> int:
+    """Return how many places the loss of an evaluation reads; rows of questions have no labels there, and no loss."""
+    return objective.count(batch) if batch.labels or objective.is_own_loss else 0

@@ -46,7 +46,7 @@ from whet.store.snapshot import RunState
 from whet.store.state import Stateful
 from whet.watch import guard, stop
 from whet.watch.events import Events
-from whet.watch.meter import Ahead, Meter, counts_of, speed
+from whet.watch.meter import Ahead, Clock, Meter, counts_of, speed
 
 if TYPE_CHECKING:
     from whet.optim.in_backward import InBackward
@@ -109,7 +109,7 @@ class TrainingLoop:
         if args.save_strategy != "no":
             adapters.require_saved(model)
         self.flos_per_token = 6.0 * weights.count_without_embeddings(model)
-        self.meter = Meter()
+        self.meter = Meter(clock=Clock(self._ahead))
         self.spikes = guard.SpikeGuard(args.max_loss_spike)
         self.memory = guard.memory_guard(args)
         self.loader = BatchLoader(run, collator)
@@ -302,7 +302,7 @@ class TrainingLoop:
         if self.loader.at_epoch(self.plan_step):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
-        self.meter.pace.begin_step()
+        self.meter.clock.begin_step()
         batches = self._next_batches()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         counts = counts_of(batches, self.run.padded_length)
@@ -311,7 +311,7 @@ class TrainingLoop:
         self.meter.add(counts, result, learning_rate)
         self._count(result, counts[2])
         self.average.add(self.plan_step)
-        self.meter.pace.end_step(counts[1], self._ahead())
+        self.meter.clock.end_step(counts[1])
         self._send("on_step_end")
         self._after_step(epoch_ends=self._end_epoch())
 
@@ -360,16 +360,15 @@ class TrainingLoop:
         complete, better = self.plan_step >= plan.n_steps, False
         last = complete and plan.evaluate.strategy == "steps" and done >= plan.evaluate.begins
         if self.sync.evaluate_now(plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last):
-            with self.meter.clock.of("saving"):
+            with self.meter.clock.of("saving", n_times=0):
                 self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
-            with self.meter.pace.pause("evaluation"):
-                metrics = self._evaluate(due)
+            metrics = self._evaluate(due)
             schedule.after_evaluation(self.scheduler, self.run.args, metrics)
             better = self._is_best(metrics)
         save = self.saver.due(done, epoch_ends=epoch_ends, complete=complete, better=better)
         if self.sync.save_now(save or self.events.control.should_save):
-            with self.meter.clock.of("saving"), self.meter.pace.pause("saving"):
+            with self.meter.clock.of("saving"):
                 self.saver.save(done, better=better)
 
     def _ahead(self) -> Ahead:
@@ -440,6 +439,8 @@ class TrainingLoop:
         for cycles.
         """
         self.loader.close()
+        left = self._ahead()
+        self.meter.clock.ahead = lambda: left
         if self.in_backward is not None:
             self.in_backward.remove()
         self.run.model.zero_grad(set_to_none=True)

@@ -35,9 +35,12 @@ class Interval:
         return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
 
     def times_left(self, done: int, n_steps: int) -> int:
-        """Return how often it will be due after `done` of the run's steps; the last step counts, as runs end so."""
-        done = max(done, math.ceil(self.begins) - 1)
-        return max(-(-n_steps // self.every) - done // self.every, 0) if self.every and done < n_steps else 0
+        """Return how often it will be due once `done` of the run's steps are taken, right after the last of them too.
+
+        The last step of the run counts, as runs end so.
+        """
+        before = max(done, math.ceil(self.begins), 1) - 1
+        return -(-n_steps // self.every) - before // self.every if self.every and before < n_steps else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,10 @@ class Routing:
 CARD = Card(
     name="accumulation",
     asked_by="gradient_accumulation_steps",
-    does="The gradients of several micro-batches are summed before one optimizer step.",
+    does="The gradients of several micro-batches are summed before a step.",
     improves="memory",
     same_result="yes",
-    hurts="When the rows fit into memory at once: small products are less efficient.",
+    hurts="When the rows fit at once: small products are less efficient.",
     source="the sum rule of derivatives; the batch-size section of transformers' guides",
     page="memory.md#accumulation",
 )

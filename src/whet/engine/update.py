@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.kernels.adamw import gradient_norm
-from whet.kernels.rows_in_use import rows_in_use
+from whet.kernels.embedding import rows_in_use
 from whet.log import logger
 from whet.models import finite
 from whet.models.view import ModelView

@@ -28,7 +28,7 @@ from whet.engine.sync import SHARED, Sharing, mark_unfinished
 from whet.engine.update import OptimizerUpdate
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.embedding import RowsInUse, rows_in_use
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
 from whet.models.view import ModelView

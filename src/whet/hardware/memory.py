@@ -135,6 +135,16 @@ def resident_bytes(root: Path = ROOT) -> int | None:
     return _kilobytes(root / "proc/self/status", "VmRSS")
 
 
+def anonymous_bytes(root: Path = ROOT) -> int | None:
+    """Return what of that is in no file: this process's own, or shared with one that has forked; None if unknown."""
+    return _kilobytes(root / "proc/self/status", "RssAnon")
+
+
+def data_bytes(root: Path = ROOT) -> int | None:
+    """Return the addresses that this process may write to, as RLIMIT_DATA counts them; None if unknown."""
+    return _kilobytes(root / "proc/self/status", "VmData")
+
+
 def mapped_bytes(root: Path = ROOT) -> int | None:
     """Return the address space that this process takes now, None if unknown."""
     return _kilobytes(root / "proc/self/status", "VmSize")

@@ -47,11 +47,6 @@ class Topology:
         """The NUMA nodes that have cores here."""
         return tuple(dict.fromkeys(core.node for core in self.cores))
 
-    @property
-    def threads_per_core(self) -> int:
-        """Logical CPUs of a core: the most that any has; on hybrid processors others have fewer."""
-        return max((len(core.cpus) for core in self.cores), default=1)
-
     def of_node(self, node: int) -> tuple[Core, ...]:
         """Return the cores of a NUMA node."""
         return tuple(core for core in self.cores if core.node == node)

@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
+from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
@@ -35,7 +36,7 @@ from whet.config.optimizer_names import names
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import NonFiniteError, StorageError
-from whet.hf import between_ranks, replay
+from whet.hf import between_ranks, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
 from whet.hf.state import (
     OPTIMIZER,
@@ -109,6 +110,8 @@ class Trainer(transformers.Trainer):
         if tokenizer is not None:
             named.setdefault("processing_class", tokenizer)
         args = TrainingArguments("tmp_trainer") if args is None else args
+        if record.NAME in (args.report_to or ()):
+            integration_utils.INTEGRATION_TO_CALLBACK.setdefault(record.NAME, record.RecordCallback)
         super().__init__(model, args, *more, **named)
         self._change_model()
         if self.args.device.type == "cpu":
@@ -151,7 +154,13 @@ class Trainer(transformers.Trainer):
             self._random_of_step, self._n_nonfinite = None, 0
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
-            return super().train(resumed, trial, ignore_keys_for_eval)
+            with ExitStack() as recorded:
+                for one in self._recorders():
+                    recorded.enter_context(one.ending(self.args))
+                return super().train(resumed, trial, ignore_keys_for_eval)
+
+    def _recorders(self) -> list[record.RecordCallback]:
+        return [one for one in self.callback_handler.callbacks if isinstance(one, record.RecordCallback)]
 
     def get_train_dataloader(self) -> Any:
         """Return transformers' loader, whose random numbers follow from (seed, epoch, batch).
@@ -314,11 +323,13 @@ class Trainer(transformers.Trainer):
 
     def _gradient_is_read(self) -> bool:
         """Return whether anybody but the optimizer may read the gradient after it is clipped."""
+        recorders = self._recorders()  # which read the time
+        others = [one for one in self.callback_handler.callbacks if one not in recorders]
         return (
             type(self.model).zero_grad is not nn.Module.zero_grad
             or type(self)._get_grad_norm is not Trainer._get_grad_norm
             or type(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)).__module__ != LambdaLR.__module__
-            or any(does_something(self.callback_handler.callbacks, event) for event in EVENTS_OF_GRADIENTS)
+            or any(does_something(others, event) for event in EVENTS_OF_GRADIENTS)
         )
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:

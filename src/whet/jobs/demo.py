@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from whet import log
+from whet import log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
@@ -73,10 +73,11 @@ def run_demo(
             begin()
         examples = {name: task.examples(job, name) for name in ("train", "validation")}
         begun = task.begin(job, args, examples)
-        metrics = begun.run()
-        stop.mark_work_done()
-        print()
-        show(task.table, metrics, folder, time.perf_counter() - started_s)
+        with report.written_after(folder):
+            metrics = begun.run()
+            stop.mark_work_done()
+            print()
+            show(task.table, metrics, folder, time.perf_counter() - started_s)
         end(begun, metrics)
     return 0
 

@@ -18,6 +18,10 @@ from whet.plan.rates import Rates
 from whet.plan.rehearsal import Rehearsal
 from whet.store import weights
 
+_LATER_BYTES = 110 << 20
+"""What a process holds more at its peak than a plan of its run: modules that are imported later, those of the report
+among them, and memory of the preparation that does not fit what comes. Fitted to runs (`benchmarks/plan/run.py`)."""
+
 
 def examples_of(task: Task, job: Any, args: TrainingArguments) -> dict[str, Any]:
     """Return the examples that this run trains on and evaluates, by split."""
@@ -48,7 +52,7 @@ def forecast(
     if trim.why_not() is None:
         trim.trim()()
     held = (memory.resident_bytes() or 0) if held_bytes is None else held_bytes
-    return of_run(run, args.precision, optimizer, held, rehearsal)
+    return of_run(run, args.precision, optimizer, held + _LATER_BYTES, rehearsal)
 
 
 def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:

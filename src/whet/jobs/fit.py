@@ -109,7 +109,7 @@ def _together(
     taken: list[Change] = []
     best = first
     while True:
-        made = (_outcome((*taken, change), forecast) for change in changes(job, args, best))
+        made = (_outcome(_added(taken, change), forecast) for change in changes(job, args, best))
         smaller = next((one for one in made if one is not None and _is_smaller(one, best)), None)
         if smaller is None:
             return []
@@ -117,6 +117,11 @@ def _together(
         job, args = taken[-1].settings
         if best.memory.with_free(free_bytes).fits:
             return [smaller]
+
+
+def _added(taken: Sequence[Change], change: Change) -> list[Change]:
+    """Return the changes with one more; a further split of the steps replaces an earlier one."""
+    return [*(one for one in taken if not (one.is_split and change.is_split)), change]
 
 
 def _is_smaller(outcome: Outcome, than: Forecast) -> bool:

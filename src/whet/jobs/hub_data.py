@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from whet.data.files.bad_rows import BadRows
+from whet.data.files.bad_rows import BadRows, Rejected
 from whet.data.files.cells import column_values
-from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,8 +104,11 @@ _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def missing(args: TrainingArguments) -> list[Problem]:
-    """Return a problem for every package and device that these settings need and that is missing."""
-    return [*_packages(args), *_devices(args)]
+    """Return a problem for every package and device that these settings need and that is missing.
+
+    And for the variables of the environment that ask a tracker for what a run does not send.
+    """
+    return [*_packages(args), *_asked_of_trackers(args), *_devices(args)]
 
 
 def _packages(args: TrainingArguments) -> Iterator[Problem]:
@@ -118,6 +122,29 @@ def _packages(args: TrainingArguments) -> Iterator[Problem]:
             )
     if args.do_train and (problem := missing_package(args.optim)):
         yield problem
+
+
+_NOT_SENT: Mapping[str, Mapping[str, str]] = {
+    "wandb": {
+        "WANDB_LOG_MODEL": "after the run, upload its folder: wandb artifact put OUT",
+        "WANDB_WATCH": "the norm of the gradient is sent at each log entry",
+    },
+    "mlflow": {"HF_MLFLOW_LOG_ARTIFACTS": "after the run, upload its folder: mlflow artifacts log-artifacts"},
+}
+"""Tracker -> variables that transformers' callback for it reads and whet does not, and what there is instead."""
+_OFF = ("", "FALSE", "0", "NO", "OFF")
+
+
+def _asked_of_trackers(args: TrainingArguments) -> Iterator[Problem]:
+    for tracker in args.report_to:
+        for name, instead in _NOT_SENT.get(tracker, {}).items():
+            if (asked := os.environ.get(name, "")).upper() not in _OFF:
+                yield Problem(
+                    what=f"{name} asks for what whet does not send to {tracker}",
+                    got=f"{name}={asked}",
+                    why="a run sends its settings and the figures of its log",
+                    fix=f"unset {name}; {instead}",
+                )
 
 
 def _devices(args: TrainingArguments) -> Iterator[Problem]:

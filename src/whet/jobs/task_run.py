@@ -13,6 +13,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.settings import options_of, printable
 from whet.data.store import RowStore
 from whet.engine.engine import Engine, RunSpec
+from whet.engine.forked_forecast import ForkedForecast
 from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.jobs import judging
@@ -107,6 +108,7 @@ class TaskRun:
         }  # fmt: skip
         recorder = record.Recorder(args.output_dir, facts)
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
+        engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
         return recorder.ends(self.metrics)
 
     def _save_training(self, metrics: dict[str, Any]) -> None:

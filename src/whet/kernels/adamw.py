@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.kernels.embedding import RowsInUse, rows_in_use_of
 from whet.kernels.library import library
 from whet.kernels.operator import DTYPES, call, kept_table
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use_of
 
 BLOCK = 256
 """Elements of a moment in 8 bits that share a scale; native/optimizer/optimizer_8bit.cpp has the same number."""
@@ -241,12 +241,6 @@ class Codes:
         codes = (_nearest_signed if self.signed else _nearest_unsigned)(shares.double())
         self.codes.copy_(codes.flatten()[: flat.numel()].view(self.codes.shape))
         self.scales.copy_(torch.where(counts, largest, 0.0).flatten())
-
-
-def zero_codes(shape: torch.Size, *, signed: bool) -> Codes:
-    """Return the codes of a tensor of zeros."""
-    blocks = -(-shape.numel() // BLOCK)
-    return Codes(torch.zeros(shape, dtype=torch.uint8), torch.zeros(blocks), signed)
 
 
 @kept_table

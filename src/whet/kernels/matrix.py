@@ -27,11 +27,10 @@ from whet.kernels.operator import DTYPES, call, is_followed, misfit, native_for
 CARD = Card(
     name="matrix library",
     asked_by="default",
-    does="Products go to the library that is fastest on this processor; bf16 is widened to fp32 where that is faster.",
+    does="Products run in the processor's fastest library; bf16 is widened where fp32 is faster.",
     improves="speed",
     same_result="yes",
-    hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it for fp32, and WHET_ISA for bf16 if the "
-    "processor has AVX-512 BF16 and no AMX.",
+    hurts="When the choice is wrong: WHET_PRODUCTS changes it, and WHET_ISA for bf16 with AVX-512 BF16 and no AMX.",
     source="decision 4 of whet",
     page="speed.md#matrix-products",
 )

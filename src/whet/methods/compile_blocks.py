@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 CARD = Card(
     name="torch.compile",
     asked_by="torch_compile",
-    does="torch.compile makes one graph of a block, which serves all layers and batches of any length.",
+    does="Each block becomes a graph, for all its layers and batches of any length.",
     improves="speed",
     same_result="yes",
-    hurts="When the run is short: the first steps wait for the compiler. Packed models on a CPU gain little.",
+    hurts="In short runs, which wait for the compiler; packed models on a CPU gain little.",
     source="Ansel et al. 2024, PyTorch 2 (ASPLOS)",
     wanted_by="compile",
     page="speed.md#compiled-blocks",

@@ -19,10 +19,10 @@ from whet.models.view import ModelView
 CARD = Card(
     name="freeze_layers",
     asked_by="freeze_layers",
-    does="The embeddings and the first blocks keep their values, without dropout: no gradient, no optimizer state.",
+    does="Embeddings and first blocks keep their values, without dropout, gradient or optimizer state.",
     improves="both",
     same_result="no",
-    hurts="When the task is far from what the model was pretrained on: fewer weights adapt.",
+    hurts="When the task is far from what the model was pretrained on.",
     source="Lee, Tang and Lin 2019, arXiv:1911.03090",
     wanted_by="freeze_layers",
 )

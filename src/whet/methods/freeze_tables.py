@@ -14,10 +14,10 @@ from whet.models.view import ModelView
 CARD = Card(
     name="freeze_tables",
     asked_by="methods",
-    does="The embedding tables keep their values: no gradient, no optimizer state, no update.",
+    does="Embedding tables keep their values, without gradient or optimizer state.",
     improves="both",
     same_result="no",
-    hurts="When the texts use words that the pretrained model has hardly seen.",
+    hurts="When the texts use words that pretraining has hardly seen.",
     source="Lee, Tang and Lin 2019, arXiv:1911.03090, section 3",
 )
 STAGE = Stage.WEIGHTS

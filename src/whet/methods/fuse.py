@@ -28,10 +28,10 @@ from whet.models.view import ModelView
 CARD = Card(
     name="operators",
     asked_by="default",
-    does="Native operators replace what lies between the matrix products of a packed model on a CPU.",
+    does="Native operators compute what lies between a packed model's matrix products, on a CPU.",
     improves="both",
     same_result="yes",
-    hurts="Never so far; WHET_KERNELS=reference turns them off.",
+    hurts="Never so far (WHET_KERNELS=reference).",
     source="each operator names its own, for example Dao et al. 2022 for attention",
     wanted_by="operators",
     page="speed.md#native-operators",

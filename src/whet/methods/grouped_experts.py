@@ -22,10 +22,10 @@ from whet.models.view import ModelView
 CARD = Card(
     name="grouped experts",
     asked_by="default",
-    does="The experts of Mixtral and its like multiply their tokens in one product each, as those of --moe_experts do.",
+    does="The experts of Mixtral and its like multiply their tokens in one product each.",
     improves="speed",
     same_result="yes",
-    hurts="Never so far; WHET_KERNELS=reference turns them off.",
+    hurts="Never so far (WHET_KERNELS=reference).",
     source="Gale et al. 2022, arXiv:2211.15841",
     wanted_by="operators",
     needs="_apply_gate",

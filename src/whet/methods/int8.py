@@ -16,10 +16,10 @@ from whet.precision.device import INSTEAD_OF_INT8, int8_backward_too
 CARD = Card(
     name="int8",
     asked_by="precision",
-    does="Linear layers multiply whole numbers of 8 bits; gradients of weights stay float32 products.",
+    does="Linear layers multiply 8-bit integers; gradients of weights stay float32.",
     improves="speed",
     same_result="no",
-    hurts="When the last tenth of a point of accuracy counts. Refused on CPUs without VNNI or with fast bf16.",
+    hurts="When the last tenth of a point counts. Refused on CPUs without VNNI or with fast bf16.",
     source="Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)",
     wanted_by="precision=int8",
     page="speed.md#int8",

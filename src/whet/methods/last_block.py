@@ -14,10 +14,10 @@ from whet.objectives import heads
 CARD = Card(
     name="last block",
     asked_by="last_block_tokens",
-    does="The last block computes the tokens that the head reads; of the others, keys and values alone.",
+    does="The last block computes only the tokens that the head reads, and all keys and values.",
     improves="both",
     same_result="yes",
-    hurts="Never so far: a head that reads all tokens, and hooks on the last block, turn it off.",
+    hurts="Never so far; hooks, and heads that read all tokens, turn it off.",
     source="the chain rule: a state that nobody reads has no gradient",
     wanted_by="last_block=read",
     page="speed.md#the-last-block",

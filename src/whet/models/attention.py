@@ -29,10 +29,10 @@ from whet.models.fused.limits import came_later, require_no_other_pass, require_
 CARD = Card(
     name="attention",
     asked_by="attn_implementation",
-    does="Chooses the code that computes attention: whet's packed one, or one of transformers' padded ones.",
+    does="Chooses whet's packed attention or one of transformers' padded ones.",
     improves="both",
     same_result="without dropout",
-    hurts="Any choice but the default runs padded, except flash attention on a GPU.",
+    hurts="All but the default run padded, except flash attention on a GPU.",
     source="Vaswani et al. 2017, equation 1; Dao et al. 2022, arXiv:2205.14135",
     page="speed.md#attention",
 )

@@ -37,7 +37,7 @@ CARD = Card(
     does="The sequences of a micro-batch lie end to end, without padding tokens.",
     improves="both",
     same_result="yes",
-    hurts="When a model's family is unknown, it is not applied, and batches run padded.",
+    hurts="Never so far; models of unknown families run padded.",
     source="Krell et al. 2021, arXiv:2107.02027",
     page="speed.md#packing",
 )

@@ -23,10 +23,10 @@ from whet.log import logger
 CARD = Card(
     name="step inside backward",
     asked_by="optimizer_in_backward",
-    does="Each weight is updated during backward as soon as its gradient is complete, and the gradient is freed.",
+    does="Each weight is updated as soon as its gradient is complete, which is then freed.",
     improves="memory",
     same_result="yes",
-    hurts="With clipping by the norm of all gradients or with accumulation, which it excludes.",
+    hurts="With accumulation or clipping by the norm, which it excludes.",
     source="Lv et al. 2023, arXiv:2306.09782, section 3",
     page="memory.md#a-step-inside-backward",
 )

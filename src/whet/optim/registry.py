@@ -21,7 +21,7 @@ from whet.optim.entry import Entry, Options, Request, Shapes, adam_settings, byt
 CARD = Card(
     name="optimizers",
     asked_by="optim",
-    does="The rule of the update and the format of its state, from 8 bytes a weight down to none.",
+    does="The rule of the update, with 8 bytes of state a weight down to none.",
     improves="both",
     same_result="no",
     hurts="When quality counts more than memory: compare the loss first.",

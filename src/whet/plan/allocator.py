@@ -77,7 +77,12 @@ def _replayed(plans: Iterable[str]) -> list[int]:
         (subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True), plan)  # noqa: S603
         for plan in plans
     ]
-    return [int(run.communicate(plan, timeout=_LIMIT_S)[0]) for run, plan in runs]
+    try:
+        return [int(run.communicate(plan, timeout=_LIMIT_S)[0]) for run, plan in runs]
+    finally:
+        for run, _ in runs:
+            run.kill()
+            run.wait()
 
 
 def usual_heap_bytes(passes: Sequence[Pass]) -> int:
@@ -92,6 +97,7 @@ _REPLAY = """
 import ctypes, json, random, sys
 plan = json.load(sys.stdin)
 libc = ctypes.CDLL(None)
+libc.prctl(1, 9)  # it ends with the process that reads its result
 malloc, free, aligned = libc.malloc, libc.free, libc.posix_memalign
 malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 free.argtypes = [ctypes.c_void_p]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from whet.plan.rehearsal import Trace
+if TYPE_CHECKING:  # which imports torch
+    from whet.plan.rehearsal import Trace
 
 PARTS: Mapping[str, str] = {
     "program": "Python, its libraries, the tokenizer",

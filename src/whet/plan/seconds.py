@@ -17,6 +17,7 @@ import numpy as np
 from whet import console
 from whet.plan.anatomy import Anatomy, MicroBatch, Workload
 from whet.plan.rates import FORMATS, Kind, Part, Rates
+from whet.plan.show import TIME
 from whet.precision.compare import LEAST_FLOP, MARGIN
 
 StepPart = Literal["data", "forward", "backward", "exchange", "optimizer"]
@@ -391,17 +392,6 @@ def _joined(step: Sequence[MicroBatch]) -> MicroBatch:
 
 # ---- for people ----
 
-_WORDS: Mapping[str, str] = {
-    "start": "imports and weights",
-    "trial": "the trial of the number format",
-    "data": "batches",
-    "forward": "forward passes",
-    "backward": "backward passes",
-    "exchange": "exchange between ranks",
-    "optimizer": "updates",
-    "evaluation": "evaluations",
-    "saving": "checkpoints",
-}
 _LEAST_FRAC = 0.005
 """Parts of a run with a smaller share are not shown."""
 _NAME, _AMOUNT, _SHARE = 44, 12, 8
@@ -411,7 +401,7 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
     """Return the time by part, the sum with its range, what widens it, and what settings cost."""
     total = max(found.total_s, 1e-9)
     rows = [
-        _row(_WORDS[part], console.duration(seconds), f"{seconds / total:.0%}")
+        _row(TIME[part], console.duration(seconds), f"{seconds / total:.0%}")
         for part, seconds in found.run.items()
         if seconds >= _LEAST_FRAC * total
     ]
@@ -421,7 +411,7 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
         "  " + "-" * (_NAME + _AMOUNT + _SHARE),
         _row("from the command to its end", console.duration(found.total_s), ""),
     ]
-    texts = [f"between {low} and {high}; a step takes {_fine(found.step_s)}"]
+    texts = [f"between {low} and {high}; a step takes {console.fine_duration(found.step_s)}"]
     texts += [f"less sure, as {doubt}" for doubt in found.doubts]
     texts += [
         f"{price.flag} costs {console.duration(price.seconds)} ({price.frac:.0%}): {price.without}" for price in costs
@@ -432,7 +422,3 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
 
 def _row(name: str, amount: str, share: str) -> str:
     return f"  {name:<{_NAME}}{amount:>{_AMOUNT}}{share:>{_SHARE}}".rstrip()
-
-
-def _fine(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from whet import console
-from whet.plan.anatomy import Anatomy, Workload
 from whet.plan.memory import PARTS, MemoryForecast
 
+if TYPE_CHECKING:  # which imports torch
+    from whet.plan.anatomy import Anatomy, Workload
+
+TIME: Mapping[str, str] = {
+    "start": "imports and weights",
+    "trial": "trial of the number format",
+    "data": "batches",
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "exchange": "exchange between ranks",
+    "optimizer": "updates",
+    "evaluation": "evaluations",
+    "saving": "checkpoints",
+}
+"""Part of the time in plan.json -> the words for it."""
 _NAME, _AMOUNT, _SHARE = 44, 12, 8
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 CARD = Card(
     name="half precision",
     asked_by="precision, bf16, fp16, tf32",
-    does="Matrix products run in a shorter number format; the weights stay float32.",
+    does="Matrix products run in a shorter format; weights stay float32.",
     improves="both",
     same_result="nearly",
-    hurts="On hardware without fast instructions for the format; on CPUs bf16 then costs conversions.",
+    hurts="On hardware without fast instructions for the format.",
     source="Micikevicius et al. 2017, arXiv:1710.03740",
     page="speed.md#number-formats",
 )

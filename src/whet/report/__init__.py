@@ -1,7 +1,8 @@
 """The page `report.html` of a run, or of several next to each other: what they reached, and what they get wrong.
 
-`runs` decides what the files of an output folder say of a run, `curves` what is drawn of it, `page` what a reader sees.
-Nothing here trains or computes a metric, and neither torch nor transformers is imported.
+`runs` decides what the files of an output folder say of a run, `curves` and `bars` what is drawn of it and of a
+forecast, `page` what a reader sees. Nothing here trains or computes a metric, and neither torch nor transformers is
+imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet.config.rules.training import REPORT_NAME
-from whet.errors import ConfigError
+from whet.errors import ConfigError, escape_controls
 from whet.log import logger
 
 
@@ -23,7 +24,7 @@ def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
     It is `report.html` in the folder of the run, or in the current folder if there are several runs, unless `path`
     names another file. Raises ConfigError for a folder without a run, and for a file that is not such a page.
     """
-    from whet.report import curves, page, runs
+    from whet.report import bars, curves, page, runs
     from whet.watch import files as output_files
 
     found = runs.name_apart([runs.read(folder) for folder in folders])
@@ -31,7 +32,7 @@ def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
     _require_free(path, f'content="{page.GENERATOR}'.encode())
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        output_files.write_text(path, page.render(found, curves.draw(found), path.parent))
+        output_files.write_text(path, page.render(found, curves.draw(found), bars.draw(found), path.parent))
     return path
 
 
@@ -57,7 +58,7 @@ def written_after(folder: Path) -> Iterator[None]:
     else:
         from whet.watch import printing
 
-        printing.show([f"  {'report':<24}{REPORT_NAME}"])
+        printing.show([f"  {'report':<24}{escape_controls(str(folder / REPORT_NAME))}"])
 
 
 def _is_under_way(folder: Path) -> bool:

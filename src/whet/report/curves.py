@@ -22,8 +22,10 @@ MOST_COLOURS = 8
 """Runs whose curves have colours and patterns of their own; more are compared in the tables alone."""
 _MOST_POINTS = 300
 """Points of a line; of more, each is the mean of several."""
-_OF_THE_PAGE = {"#010101": "muted", "#020202": "line"} | {f"#0a0a0{n}": f"run-{n}" for n in range(MOST_COLOURS)}
-"""The colours of the figures as matplotlib knows them -> the variables of page.css."""
+STAND_INS = {"muted": "#010101", "line": "#020202", "ink": "#030303", "paper": "#040404"} | {
+    f"run-{n}": f"#0a0a0{n}" for n in range(MOST_COLOURS)
+}
+"""The variables of page.css -> the colours that stand for them in what matplotlib draws."""
 _DASHES: Sequence[Any] = ("solid", (0, (6, 3)), (0, (2, 2)), (0, (8, 2, 2, 2))) * 2
 """As in page.css."""
 
@@ -83,7 +85,7 @@ def draw(runs: Sequence[Run]) -> list[Curve]:
     for n, curve in enumerate(curves, start=1):
         # letters stay letters; parts that refer to each other have names that no other figure of the page has
         with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(n), "font.size": 11}):
-            drawn.append(replace(curve, svg=_for_the_page(_svg(curve), f"curve-{n}", curve)))
+            drawn.append(replace(curve, svg=for_the_page(_svg(curve), f"curve-{n}", curve.title, curve.words)))
     return drawn
 
 
@@ -138,16 +140,18 @@ def _svg(curve: Curve) -> str:
     for line in curve.lines:
         steps, values = zip(*_thinned(line.points), strict=True)
         dots = {"marker": "o", "markersize": 3.5} if line.has_dots else {}
-        axes.plot(steps, values, color=f"#0a0a0{line.slot}", linewidth=1.6, linestyle=_DASHES[line.slot], **dots)
+        axes.plot(
+            steps, values, color=STAND_INS[f"run-{line.slot}"], linewidth=1.6, linestyle=_DASHES[line.slot], **dots
+        )
     for step in curve.resumed_at:
-        axes.axvline(step, color="#010101", linewidth=1, linestyle=":")
+        axes.axvline(step, color=STAND_INS["muted"], linewidth=1, linestyle=":")
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color("#010101")
+        spine.set_color(STAND_INS["muted"])
     if curve.from_zero:
         axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color="#020202", linewidth=1)
-    axes.tick_params(colors="#010101", length=0)
+    axes.grid(axis="y", color=STAND_INS["line"], linewidth=1)
+    axes.tick_params(colors=STAND_INS["muted"], length=0)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
@@ -158,17 +162,20 @@ def _svg(curve: Curve) -> str:
         return out.getvalue()
 
 
-def _for_the_page(svg: str, name: str, curve: Curve) -> Markup:
-    """Return the figure without what only a file of its own needs, in the page's colours, with its words."""
+def for_the_page(svg: str, name: str, title: str, words: str) -> Markup:
+    """Return a figure without what only a file of its own needs, in the page's colours, with its title and its words.
+
+    `name` is that of no other element of the page.
+    """
     body = svg[svg.index("<svg") : svg.rindex("</svg>")]
     view, body = re.search(r'viewBox="([^"]*)"', body), body[body.index(">") + 1 :]
     assert view is not None
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href", "href")
-    for colour, of_page in _OF_THE_PAGE.items():
-        body = body.replace(colour, f"var(--{of_page})")
+    for variable, colour in STAND_INS.items():
+        body = body.replace(colour, f"var(--{variable})")
     described = Markup('<title id="{0}-title">{1}</title><desc id="{0}-words">{2}</desc>').format(
-        name, escape_controls(curve.title), escape_controls(curve.words)
+        name, escape_controls(title), escape_controls(words)
     )
     start = '<svg class="chart" role="img" viewBox="{0}" aria-labelledby="{1}-title" aria-describedby="{1}-words">'
     return Markup(start).format(view[1], name) + described + Markup(f"{body}</svg>")  # noqa: S704 - matplotlib escapes

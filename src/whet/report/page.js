@@ -7,7 +7,7 @@ for (const controls of document.querySelectorAll(".controls")) {
   const texts = rows.map((row) => row.textContent.toLowerCase());
   const field = (name) => document.getElementById(`${table.id}-${name}`);
   const count = controls.querySelector("output");
-  const rest = document.querySelector(`.rest[data-for="${table.id}"]`);
+  const [rest, printed] = ["rest", "printed"].map((name) => document.querySelector(`.${name}[data-for="${table.id}"]`));
   let most = 25;
   const filter = () => {
     const words = field("search").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -21,6 +21,7 @@ for (const controls of document.querySelectorAll(".controls")) {
     });
     rest.hidden = !all || rows.length <= most;
     count.textContent = shown === rows.length ? "" : `${shown} of ${rows.length}`;
+    printed.textContent = shown === rows.length ? "" : `${shown} of the ${rows.length} examples are printed.`;
   };
   rest.querySelector("button").addEventListener("click", () => {
     most = Infinity;

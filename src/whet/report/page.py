@@ -22,11 +22,13 @@ import jinja2
 from markupsafe import Markup, escape
 
 from whet.config.rules.training import REPORT_NAME
-from whet.console import amount, duration
+from whet.console import amount, duration, plural
 from whet.errors import escape_controls
+from whet.report.bars import Bars
 from whet.report.curves import MOST_COLOURS, Curve
 from whet.report.runs import (
     SPLITS,
+    TIMES,
     UNKNOWN,
     Confusion,
     Examples,
@@ -45,12 +47,15 @@ _LONGEST_HEAD, _LONGEST_TEXT, _LONGEST_ANSWER = 600, 6000, 600
 _MOST_LABELS = 150
 """Labels of the largest matrix that is drawn; with more, those that are confused most."""
 _MOST_PAIRS = 20
-_HEADLINES = ("accuracy", "f1", "exact_match", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
+_HEADLINES = ("accuracy", "f1", "exact_match", "exact", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
 """The metrics that are worth the largest letters, if a run has them."""
 
 
-def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
-    """Return the page of these runs, with their curves; links to pages of single runs begin in `folder`."""
+def render(runs: Sequence[Run], curves: Sequence[Curve], bars: Sequence[Bars], folder: Path) -> str:
+    """Return the page of these runs, with their curves and the bars of a forecast.
+
+    Links to pages of single runs begin in `folder`.
+    """
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     shared = {
@@ -63,7 +68,7 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
         ("figures", "compared", "forecast", "tried", "worst", "confusions", "metrics", "evaluations", "charts", "times",
          "settings", "command", "facts")
     )  # fmt: skip
-    content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves}
+    content = empty | (_one(runs[0]) if len(runs) == 1 else _several(runs, folder)) | {"charts": curves, "bars": bars}
     content["lacks"] = [(run.name if len(runs) > 1 else "", *lack) for run in runs for lack in run.lacks]
     content["sections"] = [(id_, words) for id_, part, words in _SECTIONS if content[part]]
     written = _when(time.time())
@@ -73,9 +78,10 @@ def render(runs: Sequence[Run], curves: Sequence[Curve], folder: Path) -> str:
 
 
 _SECTIONS = (
-    ("runs", "compared", "Runs"), ("forecast", "forecast", "Forecast"), ("examples", "worst", "Worst examples"),
-    ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"), ("curves", "charts", "Curves"),
-    ("time", "times", "Time"), ("auto", "tried", "Automatic choice"), ("settings", "settings", "Settings"),
+    ("runs", "compared", "Runs"), ("examples", "worst", "Worst examples"),
+    ("confusion", "confusions", "Confused labels"), ("metrics", "metrics", "Metrics"),
+    ("forecast", "forecast", "Forecast"), ("curves", "charts", "Curves"), ("time", "times", "Time"),
+    ("auto", "tried", "Automatic choice"), ("settings", "settings", "Settings"),
     ("run", "facts", "Command and machine"), ("lacks", "lacks", "Missing"),
 )  # fmt: skip
 
@@ -226,23 +232,20 @@ def _train_s(run: Run) -> float | None:
 
 def _forecast(run: Run) -> list[dict[str, str]]:
     """Return what was expected of memory and time, next to what came."""
-    forecast = run.begin.get("forecast")
-    if not isinstance(forecast, dict):
-        return []
-    rows = []
+    forecast, rows = run.forecast, []
     peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
     if peak is not None:
-        rows.append(("peak memory", amount(peak), _bytes(found), _difference(peak, found)))
+        rows.append(("peak memory", amount(peak), _bytes(found), _ratio(peak, found)))
     expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
     if expected is not None:
         low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
-        rows.append(("training time", duration(expected) + between, shown, _difference(expected, taken)))
+        rows.append(("training time", duration(expected) + between, shown, _ratio(expected, taken)))
         if began is not None:
             ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
-    return [dict(zip(("label", "expected", "found", "difference"), row, strict=True)) for row in rows]
+    return [dict(zip(("label", "expected", "found", "ratio"), row, strict=True)) for row in rows]
 
 
 def _tried(run: Run) -> dict[str, Any] | None:
@@ -262,8 +265,8 @@ def _tried(run: Run) -> dict[str, Any] | None:
     return {"rows": rows, "prices": [str(text) for text in prices]} if rows else None
 
 
-def _difference(expected: float, found: float | None) -> str:
-    return UNKNOWN if found is None or not expected else f"{found / expected - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+def _ratio(expected: float, found: float | None) -> str:
+    return UNKNOWN if found is None or expected <= 0 else f"{found / expected:.2f}"
 
 
 def _metrics(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -304,9 +307,6 @@ def _evaluations(run: Run) -> dict[str, Any] | None:
     return {"columns": [name.removeprefix("eval_") for name in names], "rows": rows}
 
 
-_PARTS = {"forward_backward": "forward and backward", "update": "update of the weights"}
-
-
 def _times(run: Run) -> dict[str, Any] | None:
     total = sum(run.seconds.values())
     if total <= 0:
@@ -315,7 +315,7 @@ def _times(run: Run) -> dict[str, Any] | None:
     longest = ordered[0][1]
     rows = [
         {
-            "name": _PARTS.get(name, words_of(name)),
+            "name": TIMES.get(name, words_of(name)),
             "time": _time(s),
             "share": s / total,
             "width": round(100 * s / longest, 1),
@@ -346,7 +346,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
     return {
         "id": f"{one.prefix}-examples",
         "split": SPLITS[one.prefix],
-        "caption": _caption(one),
+        "caption": _caption(one, run.begin.get("task")),
         "columns": ["Example", "Expected", "Predicted", *numbers],
         "numbers": numbers,
         "rows": rows,
@@ -355,20 +355,28 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
     }
 
 
-def _caption(one: Examples) -> str:
+def _caption(one: Examples, task: Any) -> str:
     n_all, split = len(one.rows) + one.n_more, SPLITS[one.prefix]
     if not n_all:
         return f"The model gets no example of the {split} split wrong."
     rest = f" Shown are the worst {len(one.rows):,}; {one.file} has all {n_all:,}." if one.n_more else ""
+    known = [row.get("probability") is not None for row in one.rows]
+    if any(known):
+        missing = "" if all(known) else f"; {UNKNOWN}: it is not among the model's best"
+        rest += f" The probability is that of the expected answer{missing}."
     if one.n_wrong is None:
-        return f"{n_all:,} examples of the {split} split, worst first.{rest}"
+        stretch = " Expected is the hardest stretch of the text; predicted, the likeliest tokens in its place."
+        return f"{plural(n_all, 'example')} of the {split} split, worst first.{rest}{stretch if task == 'lm' else ''}"
     unsure = f", then {n_all - one.n_wrong:,} that it is least sure of" if n_all > one.n_wrong else ""
-    return f"{one.n_wrong:,} examples of the {split} split that the model gets wrong, worst first{unsure}.{rest}"
+    return (
+        f"{plural(one.n_wrong, 'example')} of the {split} split that the model gets wrong, worst first{unsure}.{rest}"
+    )
 
 
 def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
-    expected, predicted = _answer(row.get("expected")), _answer(row.get("predicted"))
     question = row.get("question")
+    empty = "nothing" if question is None else "no answer"
+    expected, predicted = (_answer(row.get(name), empty) for name in ("expected", "predicted"))
     texts = [str(row[name]) for name in ("text", "text_pair", "context") if row.get(name)]
     text = "\n\n".join(texts)
     head, rest = text[:_LONGEST_HEAD], text[_LONGEST_HEAD:_LONGEST_TEXT]
@@ -386,14 +394,14 @@ def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _answer(value: Any) -> str:
+def _answer(value: Any, empty: str) -> str:
     if value is None:
         return UNKNOWN
     if value in ("", []):
-        return "nothing"
+        return empty
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n".join(value)
-    text = value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value)
+        value = ", ".join(value)
+    text = value if isinstance(value, str) else f"{value:.5g}" if isinstance(value, float) else json.dumps(value)
     return text if len(text) <= _LONGEST_ANSWER else f"{text[:_LONGEST_ANSWER]} …"
 
 

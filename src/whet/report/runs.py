@@ -1,6 +1,6 @@
 """What a run has left in its output folder. Any file may be missing, cut off or damaged: the report then lacks a part.
 
-Read are `run.jsonl`, which whet's commands and whet.Trainer write, and otherwise `trainer_state.json`, which any
+Read are `run.jsonl`, which whet's commands write, and whet.Trainer if asked; otherwise `trainer_state.json`, which any
 Trainer writes; the metrics of `all_results.json`; the worst examples of `errors.jsonl`; and the confusion matrices.
 Links are not followed: a report must not carry files out that the folder only points to.
 """
@@ -28,6 +28,9 @@ ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
 """Prefix of a split's metrics -> the file of its worst examples."""
 SPLITS = {"eval": "validation", "predict": "test", "train": "training"}
 """Prefix of a split's metrics -> the words for the split."""
+TIMES = {"data": "data", "forward_backward": "forward and backward", "update": "update of the weights",
+         "evaluation": "evaluation", "saving": "saving"}  # fmt: skip
+"""Parts of the time in a run's record -> the words for them."""
 UNKNOWN = "\N{EN DASH}"
 """Shown in place of a number that is not known."""
 _SPEED = ("runtime", "_per_second", "samples", "_left_out", "_wrong", "_judged", "_listed", "flos", "padding_avoided",
@@ -73,7 +76,9 @@ class Run:
     folder: Path
     name: str
     begin: Mapping[str, Any] = field(default_factory=dict)
-    """What the run recorded at its start: its settings, machine, model, data and forecast."""
+    """What the run recorded at its start: its settings, machine, model and data."""
+    forecast: Mapping[str, Any] = field(default_factory=dict)
+    """What it was forecast to take, soon after its start."""
     end: Mapping[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     """The log of the training. What a resumed run trained again stands in it once."""
@@ -152,6 +157,8 @@ def number_text(value: Any) -> str:
         return f"{value:,.0f}"
     if size >= 100:
         return f"{value:.1f}"
+    if size >= 10:
+        return f"{value:.2f}"
     if not value:
         return "0"
     if size >= 0.001:
@@ -183,10 +190,12 @@ def _read_record(run: Run) -> None:
         found = record.read(run.folder)
     except ConfigError:
         lost = "settings, forecast, speed, memory, and where the time went"
-        run.lacks.append((lost, f"there is no {RECORD_NAME}: the commands of whet and whet.Trainer write it"))
+        run.lacks.append(
+            (lost, f"there is no {RECORD_NAME}: whet's commands write it, and report_to='whet' of whet.Trainer")
+        )
         return
     run.read_from.append(RECORD_NAME)
-    run.begin, run.end = found.training.begin, found.training.end or {}
+    run.begin, run.forecast, run.end = found.training.begin, found.training.forecast, found.training.end or {}
     run.steps = found.steps
     run.evaluations = _by_step((one.step, one.metrics) for one in found.evaluations)
     for attempt in found.run:

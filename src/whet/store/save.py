@@ -20,6 +20,7 @@ from whet.store.snapshot import RunState
 from whet.store.state import State
 
 T = TypeVar("T")
+_NAMES = schema.list_of(schema.text)
 
 
 class Ranks:
@@ -100,13 +101,13 @@ class Saver:
         self.lineage = self._lineage_of_first(find.lineage_after_resume(folder, self._run.output_dir))
 
     def _of_all(self, names: list[str]) -> list[list[str]]:
-        return self.sync.gather(names, schema.list_of(schema.text))
+        return self.sync.gather(names, _NAMES)
 
     def _lineage_of_first(self, own: Lineage) -> Lineage:
         return lineage_in(self.sync.of_first(own.facts(), schema.json_object))
 
     def _folders_of_first(self, own: Sequence[Path]) -> list[Path]:
-        return [Path(name) for name in self.sync.of_first([*map(str, own)], schema.list_of(schema.text))]
+        return [Path(name) for name in self.sync.of_first([*map(str, own)], _NAMES)]
 
     @property
     def last(self) -> Path | None:
@@ -130,7 +131,7 @@ class Saver:
 
     def load_state(self, saved: State) -> None:
         """Take over the checkpoints of the run before it stopped; none is removed before `rotate`."""
-        schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
+        schema.require_all(saved, {"names": _NAMES}, "checkpoints")
         self.folders = self._folders_of_first(self._own(saved["names"]) if self.sync.place.is_first else [])
 
     def rotate(self) -> None:

@@ -17,7 +17,7 @@ from whet.log import logger
 CARD = Card(
     name="empty cache",
     asked_by="torch_empty_cache_steps",
-    does="Memory that is not in use is returned every few steps.",
+    does="Unused memory is returned every few steps.",
     improves="memory",
     same_result="yes",
     hurts="When memory is not what limits you: it costs time.",

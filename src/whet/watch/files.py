@@ -42,7 +42,12 @@ def open_to_append(path: Path) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file by one with this text, or raise OSError and leave the old one as it was; only rank 0 writes."""
+    """Replace the file by one with this text, as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file by one with this content, or raise OSError and leave the old one as it was; rank 0 writes."""
     if not here().is_first:
         return
     unfinished = path.with_name(f".{path.name}.partial")
@@ -50,8 +55,8 @@ def write_text(path: Path, text: str) -> None:
         with suppress(FileNotFoundError):
             unfinished.unlink()
         handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -162,7 +162,7 @@ def run_watch(folders: Sequence[str], *, once: bool, as_json: bool) -> int:
             print(json.dumps({"runs": [_facts(run) for run in runs.all]}))
         elif once:
             shown.print(_picture(runs.all, shown))
-        elif console.is_terminal(sys.stdout) and not shown.is_dumb_terminal:
+        elif console.can_be_drawn_over(sys.stdout) and not shown.is_dumb_terminal:
             _draw(runs, shown)
         else:
             _print_changes(runs)
@@ -306,10 +306,6 @@ def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _forecast(run: Watched) -> Mapping[str, Any]:
-    return _object(run.record.training.begin, "forecast")
-
-
 def _memory_limit(run: Watched) -> float | None:
     """Return the bytes that the run may use: the machine's, or fewer by `--memory_limit_gb`."""
     begin = run.record.last.begin
@@ -402,7 +398,7 @@ def _what(begin: Mapping[str, Any]) -> str:
 
 def _times(run: Watched) -> str | None:
     """Return how long the training has taken, what is left, and what was forecast."""
-    last, forecast, parts = run.record.last, _forecast(run), []
+    last, forecast, parts = run.record.last, run.record.training.forecast, []
     train_s = None if last.end is None else finite(last.end.get("train_s"))
     began = finite(run.record.training.begin.get("time"))
     if train_s:
@@ -441,7 +437,8 @@ def _of_steps(run: Watched, shown: Console) -> Iterator[tuple[str, Any]]:
 
 def _memory(run: Watched, last: Step) -> str | None:
     """Return the memory that the run holds, or held at most, of what it may, and the forecast of that."""
-    end, limit, forecast = run.record.last.end, _memory_limit(run), finite(_forecast(run).get("peak_bytes"))
+    end, limit = run.record.last.end, _memory_limit(run)
+    forecast = finite(run.record.training.forecast.get("peak_bytes"))
     peak = None if end is None else finite(end.get("peak_bytes"))
     used = finite(last.resident_bytes) if peak is None else peak
     if used is None:
@@ -487,7 +484,7 @@ def _facts(run: Watched) -> dict[str, Any]:
         "host": record.last.begin.get("host"), "pid": record.last.begin.get("pid"), "task": begin.get("task"),
         "model": model.get("name") if isinstance(model, dict) else None, "steps": begin.get("steps"),
         **{name: None if last is None else getattr(last, name) for name in names},
-        "memory_limit_bytes": _memory_limit(run), "forecast": begin.get("forecast"),
+        "memory_limit_bytes": _memory_limit(run), "forecast": dict(record.training.forecast) or None,
         "evaluation": None if evaluation is None else {"step": evaluation.step, "metrics": evaluation.metrics},
         "saved": record.saves[-1].folder if record.saves else None,
         "error": None if end is None else end.get("error"),

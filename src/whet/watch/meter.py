@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from whet.data.batch import Batch
 from whet.store import schema
@@ -64,50 +65,66 @@ class Ahead:
     n_tokens: float | None = None
     """Real tokens of these steps; None if nobody knows the lengths of rows before they are read."""
     pauses: Mapping[str, int] = field(default_factory=dict)
-    """Kind of a pause between steps, such as an evaluation -> how often it will come."""
+    """Evaluation or saving -> how often it will come; one that is due after the last step counts, until it is done."""
     forward_tokens: Mapping[str, float] = field(default_factory=dict)
     """Kind of a pause -> the tokens that it runs through the model, forward alone."""
 
 
-class Pace:
-    """How long the steps of a run take by their tokens, and its evaluations and saves: so the time that is left.
+class Clock:
+    """Seconds that the parts of a run have taken in this process, by the monotonic clock, and so the time that is left.
 
-    A mean over steps would mislead: rows that are grouped by length begin with the longest, and an evaluation between
-    two steps is no part of either. A step of long ago counts less, as the load of a machine changes.
+    The parts are data, forward_backward and update, which make a step, and the pauses between steps: evaluation and
+    saving. A mean over steps would mislead: rows that are grouped by length begin with the longest. So steps count by
+    their tokens, and one of long ago counts less, as the load of a machine changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: Callable[[], Ahead] = lambda: Ahead(0)) -> None:
+        self.seconds: dict[str, float] = {}
+        self.ahead = ahead
+        """Returns what is left after the steps that are done; it is asked when somebody asks for the time."""
+        self._n_times: Counter[str] = Counter()
+        self._since_step: Counter[str] = Counter()
+        """How often each part has come since the last step."""
         self._began_s = time.perf_counter()
         self._n_known = 0
-        self._steps = self._tokens = self._seconds = 0.0
-        self._pauses: dict[str, list[float]] = {}
-        self._ahead = Ahead(0)
+        self._steps = self._tokens = self._step_s = 0.0
+
+    @contextmanager
+    def of(self, part: str, *, n_times: int = 1) -> Iterator[None]:
+        """Add the time of the block to this part, also if it raises; 0 times: it is more of the one before."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - began_s, n_times=n_times)
+
+    def add(self, part: str, seconds: float, *, n_times: int = 1) -> None:
+        """Add time to this part, as `of` does."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self._n_times[part] += n_times
+        self._since_step[part] += n_times
 
     def begin_step(self) -> None:
         """Note that a step begins now."""
         self._began_s = time.perf_counter()
 
-    def end_step(self, n_tokens: int, ahead: Ahead) -> None:
-        """Count the step that began last, of so many real tokens, up to now; `ahead` is left after it."""
-        self.add(time.perf_counter() - self._began_s, n_tokens, ahead)
+    def end_step(self, n_tokens: int) -> None:
+        """Count the step that began last, of so many real tokens, up to now."""
+        self.add_step(time.perf_counter() - self._began_s, n_tokens)
 
-    def add(self, seconds: float, n_tokens: int, ahead: Ahead) -> None:
+    def add_step(self, seconds: float, n_tokens: int) -> None:
         """Count a step. The first one starts threads and takes memory from the system: the second one replaces it."""
         kept = 0.0 if self._n_known == 1 else _KEPT
         self._n_known += 1
         self._steps = kept * self._steps + 1
         self._tokens = kept * self._tokens + n_tokens
-        self._seconds = kept * self._seconds + seconds
-        self._ahead = ahead
+        self._step_s = kept * self._step_s + seconds
+        self._since_step.clear()
 
-    @contextmanager
-    def pause(self, kind: str) -> Iterator[None]:
-        """Time the block as one pause of this kind."""
-        began_s = time.perf_counter()
-        yield
-        self._pauses.setdefault(kind, []).append(time.perf_counter() - began_s)
-        left = max(self._ahead.pauses.get(kind, 0) - 1, 0)
-        self._ahead = replace(self._ahead, pauses={**self._ahead.pauses, kind: left})
+    @property
+    def training_s(self) -> float:
+        """Seconds of the steps, without evaluations and saves."""
+        return sum(self.seconds.get(part, 0.0) for part in ("data", "forward_backward", "update"))
 
     @property
     def left_s(self) -> float:
@@ -115,42 +132,23 @@ class Pace:
 
         A kind of pause that has not come yet counts by its forward passes, at a third of a step's time for each token.
         """
-        ahead = self._ahead
+        if not self._n_known:
+            return 0.0
+        ahead = self.ahead()
         by_tokens = ahead.n_tokens is not None and self._tokens > 0
         done, left = (self._tokens, ahead.n_tokens or 0.0) if by_tokens else (self._steps, float(ahead.n_steps))
-        usual = {kind: n * self._seconds / self._tokens / 3 for kind, n in ahead.forward_tokens.items() if self._tokens}
-        known = {kind: sum(seconds) / len(seconds) for kind, seconds in self._pauses.items()}
-        pauses_s = sum(n * (usual | known).get(kind, 0.0) for kind, n in ahead.pauses.items())
-        return pauses_s + (left * self._seconds / done if done else 0.0)
+        return left * self._step_s / done + sum(
+            max(n - self._since_step[kind], 0) * self._usual_s(kind, ahead) for kind, n in ahead.pauses.items()
+        )
+
+    def _usual_s(self, pause: str, ahead: Ahead) -> float:
+        if n := self._n_times[pause]:
+            return self.seconds[pause] / n
+        return ahead.forward_tokens.get(pause, 0.0) * self._step_s / self._tokens / 3 if self._tokens else 0.0
 
 
 _KEPT = 1.0 - 1.0 / 200.0
 """How much a step counts after the next one: steps of the last few hundred make the mean."""
-
-
-class Clock:
-    """Seconds that the parts of a run have taken in this process, by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def of(self, part: str) -> Iterator[None]:
-        """Add the time of the block to this part: data, forward_backward, update, evaluation or saving."""
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(part, time.perf_counter() - began_s)
-
-    def add(self, part: str, seconds: float) -> None:
-        """Add time to this part."""
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
-
-    @property
-    def training_s(self) -> float:
-        """Seconds of the steps, without evaluations and saves."""
-        return sum(self.seconds.get(part, 0.0) for part in ("data", "forward_backward", "update"))
 
 
 @dataclass
@@ -178,9 +176,8 @@ class Meter:
     """Losses of the steps since the last log."""
     part_windows: dict[str, list[float]] = field(default_factory=dict)
     """Name of a part of the loss -> its values since the last log; empty for most losses."""
-    pace: Pace = field(default_factory=Pace)
-    """When the run will end."""
     clock: Clock = field(default_factory=Clock)
+    """Where the time of the run goes, and when it will end."""
 
     def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""

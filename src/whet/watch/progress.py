@@ -176,7 +176,7 @@ def for_this_output(*, bar: bool, form: str = "text") -> TrainerCallback:
     """Return the live line for a terminal if one is wanted, else lines of this form: text, json."""
     if form == "json":
         return JsonLines()
-    return Bar() if bar and console.is_terminal(sys.stdout) else Lines()
+    return Bar() if bar and console.can_be_drawn_over(sys.stdout) else Lines()
 
 
 def _in_table(trains: bool) -> bool:
@@ -229,5 +229,5 @@ def _facts(state: Any, meter: Meter) -> dict[str, Any]:
         "learning_rate": meter.learning_rate,
         "tokens_per_s": round(meter.tokens_per_s),
         "padding_avoided": round(meter.padding_avoided_frac, 3),
-        "eta_s": round(meter.pace.left_s, 1),
+        "eta_s": round(meter.clock.left_s, 1),
     } | ({"steps_not_applied": meter.n_skipped} if meter.n_skipped else {})

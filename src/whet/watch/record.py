@@ -6,6 +6,8 @@ transformers. A run that resumes appends to the file. Each line has `event` and 
 - `begin`: the command, the settings and where each came from, the machine, the model, the data, the number of steps
 - `step`: loss, learning rate, speed, memory, time left, and the seconds by part since the last such line: at each log
   entry, and every ten seconds
+- `forecast`, once the first steps have shown that the run lasts: its peak memory, its time from `begin` on, the least
+  and the most of that, and whether the rates of the machine or the pace of these steps gave it
 - `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
 - `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
 
@@ -111,8 +113,8 @@ class Progress:
 
     n_steps: int
     n_rows: int
-    n_tokens: int
-    """Real tokens."""
+    n_tokens: int | None
+    """Real tokens; None if nobody counts them."""
     training_s: float
     """What the steps have taken, without evaluations and saves."""
     left_s: float
@@ -130,7 +132,7 @@ class Recorder:
     def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
         """`facts` are those of the line `begin` that are known before the first step."""
         self._path = Path(folder).absolute() / RECORD_NAME  # the process may change its working directory
-        self._facts = {"command": None, "task": None, "data": None, "forecast": None} | dict(facts)
+        self._facts = {"command": None, "task": None, "data": None} | dict(facts)
         self._begun = self._warned = False
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
@@ -159,18 +161,23 @@ class Recorder:
             return False
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
         training_s = max(progress.training_s - before.training_s, 1e-9)
+        n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
         self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
             **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
-            tokens_per_s=round((progress.n_tokens - before.n_tokens) / training_s, 1),
+            tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
             rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
             resident_bytes=memory.resident_bytes(),
             eta_s=round(progress.left_s, 3),
             seconds={name: round(value, 4) for name, value in seconds.items()},
         )  # fmt: skip
         return True
+
+    def forecast(self, found: Mapping[str, Any]) -> None:
+        """Write what the training is forecast to take, as `engine/forked_forecast.py` has it."""
+        self._write("forecast", **found)
 
     def evaluating(self, step: int, done: int, of: int | None) -> None:
         """Write how far an evaluation has come, in rows or batches."""
@@ -316,9 +323,7 @@ class RunRecorder:
         seconds, clock = meter.clock.seconds, meter.clock
         if not self._on_cpu:  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
-        progress = Progress(
-            meter.n_steps, meter.n_rows, meter.n_tokens, clock.training_s, meter.pace.left_s, dict(seconds)
-        )
+        progress = Progress(meter.n_steps, meter.n_rows, meter.n_tokens, clock.training_s, clock.left_s, dict(seconds))
         is_written = self._recorder.step(
             state, progress, logged=logged,
             loss=sum(self._losses) / len(self._losses) if loss is None else loss,
@@ -375,6 +380,8 @@ class Attempt:
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    forecast: Mapping[str, Any] = field(default_factory=dict)
+    """What the training was forecast to take; empty if it was not."""
     evaluating: Mapping[str, Any] | None = None
     """How far the present evaluation is: done and of."""
     end: Mapping[str, Any] | None = None
@@ -392,6 +399,8 @@ class Attempt:
         event, step = line.get("event"), _whole(line.get("step")) or 0
         self.last = _number(line.get("time")) or self.last
         self.evaluating = line if event == "evaluating" else None
+        if event == "forecast":
+            self.forecast = line
         if event == "step":
             self.steps.append(_step(line, self.last, step))
             return self.steps[-1]
@@ -534,7 +543,7 @@ def no_record(folder: Path) -> Problem:
     return Problem(
         what="no run is recorded in this folder",
         got=f"{folder}: {got}",
-        why=f"a run of whet's commands, and whet.Trainer, writes {RECORD_NAME} into its output folder",
+        why=f"whet's commands write {RECORD_NAME} into the output folder, and whet.Trainer does with report_to='whet'",
         fix=fix,
     )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,62 +16,93 @@ from transformers import TrainerCallback
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.optional import require
+from whet.strict_json import jsonable
 
 Write = Callable[[Mapping[str, float], int], None]
 Close = Callable[[bool], None]
 """Ends the tracker's run; True: it failed."""
+Start = Callable[[TrainingArguments, Mapping[str, Any]], tuple[Write, Close]]
+"""Starts the tracker's run, with the settings of the training and those of the model's configuration."""
+_PROJECT = "huggingface"
+"""The project that transformers uses: runs of its scripts and of whet stand next to each other."""
+_GLOBAL_STEP = "train/global_step"
+_TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
+"""Figures of a complete training, which wandb keeps in the summary of its run."""
+_MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
+"""Of one call to MLflow, and characters of a value."""
+_TRUE = ("1", "ON", "YES", "TRUE")
 
 
 class Tracker(TrainerCallback):
-    """Sends the numbers of each log entry to one tracker. Training or an entry starts its run, `close` ends it."""
+    """Sends the numbers of each log entry to one tracker. Training or an entry starts its run, `close` ends it.
 
-    def __init__(self, start: Callable[[TrainingArguments], tuple[Write, Close]]) -> None:
-        self._start = start
+    What a tracker prints goes to standard error if standard output has JSON lines.
+    """
+
+    def __init__(self, start: Start, *, by_error: bool) -> None:
+        self._start, self._by_error = start, by_error
         self._write: Write | None = None
         self._close: Close | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._write is None:
-            self._write, self._close = self._start(args)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        self._require_run(args, known.get("model"))
 
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
-        if self._write is None:  # an evaluation without training
-            self._write, self._close = self._start(args)
-        numbers = {renamed(name): float(value) for name, value in logs.items() if isinstance(value, int | float)}
-        self._write(numbers, state.global_step)
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **known: Any) -> None:
+        write = self._require_run(args, known.get("model"))  # an evaluation without training starts one
+        numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        with self._printing():
+            write(numbers, state.global_step)
 
     def close(self, failed: bool = False) -> None:
         """End the tracker's run; as failed, if the tracker supports that."""
         if self._close is not None:
-            self._close(failed)
+            with self._printing():
+                self._close(failed)
             self._write = self._close = None
+
+    def _require_run(self, args: TrainingArguments, model: Any) -> Write:
+        if self._write is None:
+            of_model = getattr(getattr(model, "config", None), "to_dict", dict)
+            with self._printing():
+                self._write, self._close = self._start(args, of_model())
+        return self._write
+
+    def _printing(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.redirect_stdout(sys.stderr) if self._by_error else contextlib.nullcontext()
 
 
 def build(args: TrainingArguments) -> list[Tracker]:
     """Return a callback for each tracker in `report_to`; raises ConfigError if its package is missing."""
-    return [Tracker(_STARTS[name](args)) for name in args.report_to]
+    return [Tracker(_STARTS[name](args), by_error=args.log_format == "json") for name in args.report_to]
 
 
-def renamed(name: str) -> str:
-    """Return the name of a figure in the tracker, as in transformers: eval/..., test/..., otherwise train/..."""
-    for split in ("eval_", "test_"):
-        if name.startswith(split):
-            return f"{split[:-1]}/{name.removeprefix(split)}"
-    return f"train/{name}"
+def renamed(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return figures under the names that transformers gives them: eval/..., test/..., otherwise train/..."""
+
+    def name_of(name: str) -> str:
+        for split in ("eval_", "test_"):
+            if name.startswith(split):
+                return f"{split[:-1]}/{name.removeprefix(split)}"
+        return f"train/{name}"
+
+    return {name_of(name): value for name, value in numbers.items()}
 
 
-def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
+def _tensorboard(_: TrainingArguments) -> Start:
     for module in ("tensorboard", "torch.utils.tensorboard"):  # the second imports all that the first may lack
         require(module, needed_for="--report_to tensorboard", install="tensorboard")
 
-    def start(args: TrainingArguments) -> tuple[Write, Close]:
+    def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(args.logging_dir or _runs_folder(Path(args.output_dir)))
+        asked = args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
+        writer = SummaryWriter(str(Path(asked).expanduser()) if asked else _runs_folder(Path(args.output_dir)))
         writer.add_text("args", args.to_json_string())
+        if config:
+            writer.add_text("model_config", json.dumps(jsonable(config), indent=2))
 
         def write(numbers: Mapping[str, float], step: int) -> None:
-            for name, value in numbers.items():
+            for name, value in renamed(numbers).items():
                 writer.add_scalar(name, value, step)
             writer.flush()
 
@@ -89,45 +124,61 @@ def _runs_folder(output_dir: Path) -> str:
     return str(folder)
 
 
-def _wandb_like(package: str) -> Callable[[TrainingArguments], Callable[[TrainingArguments], tuple[Write, Close]]]:
-    """Return the builder for wandb, and for trackio, which has the same interface."""
+def _wandb(_: TrainingArguments) -> Start:
+    module = require("wandb", needed_for="--report_to wandb", install="wandb")
 
-    def build_one(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
-        module = require(package, needed_for=f"--report_to {package}", install=package)
+    def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
+        named = {} if args.run_name is None else {"name": args.run_name}
+        run = module.run or module.init(project=os.environ.get("WANDB_PROJECT", _PROJECT), **named)
+        run.config.update({**config, **args.to_dict()}, allow_val_change=True)
+        run.define_metric(_GLOBAL_STEP)
+        run.define_metric("*", step_metric=_GLOBAL_STEP, step_sync=True)
 
-        def start(args: TrainingArguments) -> tuple[Write, Close]:
-            chosen = package == "wandb" and os.environ.get("WANDB_PROJECT")  # wandb reads it by itself
-            project = {} if chosen else {"project": "whet"}
-            module.init(**project, name=args.run_name, config=args.to_dict())
+        def write(numbers: Mapping[str, float], step: int) -> None:
+            for name in numbers.keys() & {*_TOTALS}:
+                run.summary[name] = numbers[name]
+            others = {name: value for name, value in numbers.items() if name not in _TOTALS}
+            run.log(renamed(others) | {_GLOBAL_STEP: step})
 
-            def close(failed: bool) -> None:
-                module.finish(**({"exit_code": int(failed)} if package == "wandb" else {}))
-
-            return lambda numbers, step: module.log(dict(numbers), step=step), close
-
-        return start
-
-    return build_one
-
-
-def _mlflow(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
-    module = require("mlflow", needed_for="--report_to mlflow", install="mlflow")
-
-    def start(args: TrainingArguments) -> tuple[Write, Close]:
-        module.start_run(run_name=args.run_name)
-        module.log_params({name: str(value)[:500] for name, value in args.to_dict().items()})
-
-        def close(failed: bool) -> None:
-            module.end_run(status="FAILED" if failed else "FINISHED")
-
-        return lambda numbers, step: module.log_metrics(dict(numbers), step=step), close
+        return write, lambda failed: run.finish(exit_code=int(failed))
 
     return start
 
 
-_STARTS = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb_like("wandb"),
-    "trackio": _wandb_like("trackio"),
-    "mlflow": _mlflow,
-}
+def _trackio(_: TrainingArguments) -> Start:
+    module = require("trackio", needed_for="--report_to trackio", install="trackio")
+
+    def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
+        module.init(project=_PROJECT, name=args.run_name, config={**jsonable(config), **args.to_dict()})
+
+        def write(numbers: Mapping[str, float], step: int) -> None:
+            module.log(renamed(numbers) | {_GLOBAL_STEP: step}, step=step)
+
+        return write, lambda failed: module.finish()
+
+    return start
+
+
+def _mlflow(_: TrainingArguments) -> Start:
+    module = require("mlflow", needed_for="--report_to mlflow", install="mlflow")
+
+    def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
+        nested = os.environ.get("MLFLOW_NESTED_RUN", "").upper() in _TRUE
+        module.start_run(run_name=args.run_name, nested=nested)
+        values = [(name, str(value)[:_LONGEST_PARAMETER]) for name, value in {**config, **args.to_dict()}.items()]
+        most = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
+        values = values[: int(most)] if most.isdigit() else values
+        for first in range(0, len(values), _MOST_PARAMETERS):
+            module.log_params(dict(values[first : first + _MOST_PARAMETERS]))
+        if tags := os.environ.get("MLFLOW_TAGS"):
+            module.set_tags(json.loads(tags))
+
+        def write(numbers: Mapping[str, float], step: int) -> None:
+            module.log_metrics({re.sub(r"[^\w\-. :/]", "_", name): numbers[name] for name in numbers}, step=step)
+
+        return write, lambda failed: module.end_run(status="FAILED" if failed else "FINISHED")
+
+    return start
+
+
+_STARTS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}

@@ -1,4 +1,4 @@
-"""The bad rows of one source: all are counted, and one error reports the first of them."""
+"""Bad data: what is wrong with a row, and the bad rows of a source, all counted and the first reported in one error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from whet.data.files.rejected import Rejected
 from whet.errors import DataError, Problem
 
 MAX_SHOWN = 10
@@ -19,6 +18,25 @@ _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
 
 Place = Callable[[], str]
 """Returns the position of a row. A function, because the text is needed only for bad data."""
+
+
+class Rejected(Exception):  # noqa: N818 - the readers catch it, and it says what happened to the data
+    """Data that breaks a rule, without its position: the code that catches it adds that."""
+
+    def __init__(self, what: str, *, why: str, fix: str, got: object = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.got = got
+        self.why = why
+        self.fix = fix
+
+    def at(self, place: str) -> Problem:
+        """Return the problem for the user, with its position."""
+        return Problem(what=f"{place}: {self.what}", got=self.got, why=self.why, fix=self.fix)
+
+    def error(self, place: str) -> DataError:
+        """Return an error with only this problem."""
+        return DataError(what=f"{place}: {self.what}", got=self.got, why=self.why, fix=self.fix)
 
 
 class BadRows:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 
 if TYPE_CHECKING:
     import pyarrow

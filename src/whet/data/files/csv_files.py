@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 
 if TYPE_CHECKING:
     import pyarrow

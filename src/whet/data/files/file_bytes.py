@@ -6,7 +6,7 @@ import codecs
 import io
 from pathlib import Path
 
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.errors import DataError, StorageError
 from whet.hardware import memory
 

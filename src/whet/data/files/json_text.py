@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from whet import strict_json
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.strict_json import BadJson, place_in, skip_space
 
 __all__ = ["json_lines", "parse_json", "place_in", "skip_space"]

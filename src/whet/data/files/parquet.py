@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.data.files.bad_rows import Rejected
 from whet.data.files.cells import column_values, refuse_twice, text_bytes
-from whet.data.files.rejected import Rejected
 
 if TYPE_CHECKING:
     import pyarrow

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from whet.data.files.bad_rows import Rejected
 from whet.data.files.cells import Unreadable
-from whet.data.files.rejected import Rejected
 
 _MOST_NAMED = 5
 """Fields in a message."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from whet.data.files.bad_rows import Rejected
 from whet.data.files.cells import refuse_twice
 from whet.data.files.csv_files import DELIMITERS, USUAL_DELIMITERS
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
 from whet.data.files.parquet import parquet_class_names, parquet_columns
-from whet.data.files.rejected import Rejected
 
 _SEP = re.compile(r"sep=(?P<mark>[^\r\n])\r?\n", re.IGNORECASE)
 PlacedRow = tuple[str, Any]

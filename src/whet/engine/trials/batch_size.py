@@ -34,10 +34,10 @@ from whet.watch.guard import WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
 CARD = Card(
     name="batch size trial",
     asked_by="auto_find_batch_size",
-    does="Trial passes find how many rows fit into memory; the rest is accumulated.",
+    does="Trial passes find how many rows fit; the rest is accumulated.",
     improves="memory",
     same_result="yes",
-    hurts="When you know what fits: the trial takes a few passes.",
+    hurts="When you know what fits: it takes a few passes.",
     source="find_executable_batch_size of accelerate",
     page="memory.md#batch-size",
 )

@@ -39,10 +39,10 @@ from whet.objectives import lazy_logits
 CARD = Card(
     name="unpad",
     asked_by="default",
-    does="Calls with padded batches run without their padding: in `whet.optimize`, and for a loss of your own.",
+    does="Padded batches run without their padding in `whet.optimize`, and for a loss of your own.",
     improves="both",
     same_result="yes",
-    hurts='When a head reads hidden states of padding: ask for these with padding="all".',
+    hurts='When a head reads padding: use padding="all".',
     source="Zeng et al. 2022, arXiv:2208.08124, section 3",
     wanted_by="unpad",
     page="speed.md#packing",

@@ -20,8 +20,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, AdamWTensors, Codes
+from whet.kernels.embedding import RowsInUse, rows_in_use_of
 from whet.kernels.library import library
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use_of
 from whet.optim.entry import Entry, Options, Shapes, Stepping, bytes_of, native_can_update, native_takes
 
 State = dict[str, Any]

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whet.console import columns_line, plural
-from whet.data.files.bad_rows import MAX_SHOWN, BadRows, no_cycle_search
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import MAX_SHOWN, BadRows, Rejected, no_cycle_search
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows, read_table
 from whet.errors import DataError, Problem

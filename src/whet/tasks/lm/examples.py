@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from whet import strict_json
 from whet.console import columns_line
-from whet.data.files.bad_rows import BadRows, no_cycle_search
+from whet.data.files.bad_rows import BadRows, Rejected, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
-from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import Notation, TableRows, read_table
 from whet.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, set_seed
 
 from whet import console, log
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.errors import ConfigError, DataError, WhetError, escape_controls
 from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising import progress

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet import strict_json
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.data.files.row_fields import kind, text_field
 
 TOOLS = "tools"

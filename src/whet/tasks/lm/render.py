@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.data.files.rejected import Rejected
+from whet.data.files.bad_rows import Rejected
 from whet.errors import ConfigError
 from whet.jobs.tokenising import progress
 from whet.tasks.lm.examples import Examples, is_chat

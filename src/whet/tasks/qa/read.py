@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whet.data.files.bad_rows import BadRows, Place, no_cycle_search
+from whet.data.files.bad_rows import BadRows, Place, Rejected, no_cycle_search
 from whet.data.files.cells import column_values, refuse_twice
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
-from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
 from whet.jobs.left_out import LeftOut
 from whet.tasks.qa.types import Answers, Questions

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from whet.console import columns_line, plural
 from whet.data.files import conll
-from whet.data.files.bad_rows import BadRows, no_cycle_search
+from whet.data.files.bad_rows import BadRows, Rejected, no_cycle_search
 from whet.data.files.conll import word_table
 from whet.data.files.csv_files import DELIMITERS
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
-from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table, with_line_ends
 from whet.errors import escape_controls
 from whet.jobs.fields import file_of, limit_of

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.console import plural
-from whet.data.files.bad_rows import BadRows
+from whet.data.files.bad_rows import BadRows, Rejected
 from whet.data.files.cells import list_of_cell
-from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut

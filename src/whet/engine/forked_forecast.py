@@ -1,0 +1,345 @@
+"""What a training that has begun will take: a forked process rehearses its step while the training continues.
+
+A rehearsal in the training itself would leave traces: a table that a model keeps would be kept without its numbers. In
+a child, memory is copied where it is written, so nothing that the child does reaches the training. Forking after
+threads have run is safe as the child has one thread, which enters no parallel region, as a worker of a DataLoader does.
+
+The child is disposable. The system ends it with this process, the run ends it with the training, and a child without an
+answer is killed after a while: then there is no forecast. It costs the training the fork, and the moment in which the
+child gives back what it does not need: pages that both hold are copied once the training writes to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from whet import console
+from whet.data.store import RowStore
+from whet.hardware import memory, trim
+from whet.log import logger
+from whet.models.fused.layers import GRADIENT
+from whet.watch import printing, stop
+
+if TYPE_CHECKING:
+    from whet.engine.engine import Engine
+    from whet.engine.forecast import Forecast
+    from whet.engine.run import Run
+    from whet.plan.rates import Rates
+
+LEAST_S = 60.0
+"""A training that is done sooner has no forecast."""
+_AFTER_STEPS = 2
+"""The first step is slow: the second one shows how long the run takes."""
+_MOMENT_S = 0.5
+"""The training waits for its child at most so long, for it to give back memory."""
+_PATIENCE_S = 180.0
+_MOST_BYTES = 1 << 29
+"""What the child may allocate."""
+_LOWEST_PRIORITY = 19
+_ERROR_FRAC = 0.15
+"""Of the time by the pace of the first steps: others have other tokens, and other programs run."""
+_PR_SET_PDEATHSIG, _MADV_DONTNEED = 1, 4
+
+
+class ForkedForecast:
+    """The callback of an engine that forecasts its training; `found` gets the forecast once there is one.
+
+    A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed; `train_s`, `low` and `high` in
+    seconds, of this process's training from its begin; and `time_by`, rates or pace.
+    """
+
+    def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
+        self._engine, self._found = engine, found
+        self._child: _Child | None = None
+        self._began_s = 0.0
+        self._n_steps = self._first = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began_s, self._first, self._n_steps = time.perf_counter(), state.global_step, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Any, **known: Any) -> None:
+        self._n_steps += 1
+        if self._n_steps == _AFTER_STEPS and meter.clock.left_s >= LEAST_S:
+            self._begin(state, known["optimizer"])
+        elif self._child is not None and (answer := self._child.answer()) is not None:
+            self._child = None
+            found = self._complete(answer, meter.clock.left_s)
+            self._found(found)
+            _show(found)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def _begin(self, state: Any, optimizer: Any) -> None:
+        engine, first = self._engine, self._first
+        why = _why_not(engine, state.train_batch_size)
+        if why is None:
+            parent = _Held.now()
+            values = [*engine.model.parameters(), *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]
+            try:
+                self._child = _Child(lambda: _forecast(engine, optimizer, parent, first), values)
+            except OSError as error:  # no process, or no memory for its tables
+                why = str(error)
+        if why is not None:
+            logger.debug("no forecast of this training: %s", why)
+
+    def _complete(self, answer: Mapping[str, Any], left_s: float) -> Mapping[str, Any]:
+        """Return the answer of the child with the time: by the rates of this machine, or else by the pace so far."""
+        taken_s = time.perf_counter() - self._began_s
+        found = {"peak_bytes": None, "free_bytes": None} | dict(answer)
+        if "train_s" in found:
+            return found | {"time_by": "rates"}
+        low_s, high_s = left_s / (1 + _ERROR_FRAC), left_s * (1 + _ERROR_FRAC)
+        times = {"train_s": taken_s + left_s, "low": taken_s + low_s, "high": taken_s + high_s}
+        return found | times | {"time_by": "pace"}
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    """Print the forecast, and log a warning if the training will not fit."""
+    peak, free = found["peak_bytes"], found["free_bytes"]
+    parts = [] if peak is None else [f"{console.amount(peak)} at the peak"]
+    printing.show([f"forecast: {', '.join([*parts, console.between(found['train_s'], found['low'], found['high'])])}"])
+    if peak is not None and free is not None and peak > free:
+        logger.warning(
+            "this training is forecast to need %s, and %s are free: a smaller --per_device_train_batch_size with more"
+            " --gradient_accumulation_steps, or --gradient_checkpointing true, needs less",
+            console.amount(peak), console.amount(free),
+        )  # fmt: skip
+
+
+def _why_not(engine: Engine, micro_rows: int) -> str | None:
+    """Return why this training is not forecast; None if it is."""
+    from whet.methods import compile_blocks
+
+    args = engine.args
+    reasons = {
+        "a fork that ends with its parent is Linux's": not sys.platform.startswith("linux"),
+        "several ranks train together": engine.sync.n_ranks > 1,
+        "it runs on a GPU": engine.device.type != "cpu",
+        "the rows do not say how long they are": not isinstance(engine.spec.train_dataset, RowStore),
+        "its blocks are compiled": compile_blocks.is_on(engine.model),
+        "its state is somewhere else": args.offload != "none" or args.deepspeed is not None,
+        "the optimizer is not whet's": engine.spec.optimizers[0] is not None,
+        "a profiler runs": args.profile,
+        "the micro-batch is not the one that was asked for": micro_rows != args.per_device_train_batch_size,
+    }
+    return next((why for why, holds in reasons.items() if holds), None) or trim.why_not()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The memory of the training when it forks."""
+
+    resident_bytes: int
+    anonymous_bytes: int
+    """Of these, what is in no file."""
+
+    @classmethod
+    def now(cls) -> _Held:
+        return cls(memory.resident_bytes() or 0, memory.anonymous_bytes() or 0)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an optimizer's state."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(one)
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from _tensors_in(getattr(value, one.name))
+
+
+def _kept_gradients(model: torch.nn.Module) -> Iterator[Tensor]:
+    for one in model.modules():
+        if hasattr(one, GRADIENT):
+            yield getattr(one, GRADIENT).buffer
+    yield from (weight.grad for weight in model.parameters() if weight.grad is not None)
+
+
+# ---- in the child ----
+
+
+def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict[str, Any]:
+    """Return what the training takes whose process has forked; only memory can lack."""
+    from whet.engine.forecast import of_run
+    from whet.plan import rates as known_rates
+    from whet.plan.rehearsal import Rehearsal
+
+    rates = known_rates.cached(known_rates.key_here())
+    torch.set_num_threads(1)
+    rehearsal = Rehearsal()
+    _limit_memory()
+    run = engine.planned()
+    held_bytes = parent.resident_bytes - parent.anonymous_bytes + (memory.anonymous_bytes() or 0)
+    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
+    answer: dict[str, Any] = {"peak_bytes": found.memory.peak_bytes, "free_bytes": found.memory.free_bytes}
+    return answer if rates is None else answer | _times(rates, found, run, first)
+
+
+def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, float]:
+    """Return the time of the training from its step `first`, by what this machine does in a second."""
+    from whet.plan import seconds
+
+    work, plan = found.workload, run.plan
+    took = seconds.forecast(rates, found.anatomy, work)
+    n_evaluations = plan.evaluate.times_left(first, plan.n_steps) + (run.args.eval_on_start and first == 0)
+    train_s = (
+        took.step_s * (plan.n_steps - first)
+        + took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1)
+        + took.run["saving"] * plan.save.times_left(first, plan.n_steps) / max(work.n_saves, 1)
+    )
+    return {"train_s": train_s, "low": train_s / (1 + took.error_frac), "high": train_s * (1 + took.error_frac)}
+
+
+def _limit_memory() -> None:
+    """Let this process allocate so much more than it holds, with the addresses of a rehearsal, which are no memory."""
+    if (size := memory.data_bytes()) is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = size + _MOST_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+class _Child:
+    """A process that computes one answer; OSError if there can be none."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, Any]], values: Iterable[Tensor]) -> None:
+        """`values` are tensors whose numbers the computation does not read."""
+        values = list(values)
+        self._until_s = time.perf_counter() + _PATIENCE_S
+        self._text = b""
+        parent = os.getpid()
+        os.close(os.pidfd_open(parent))  # which Linux has since 5.3
+        self._reads, writes = os.pipe()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)  # no handler of the training runs in the child
+        try:
+            self._pid = _fork()
+            if not self._pid:
+                _answer(compute, values, writes, parent)
+            self._handle = os.pidfd_open(self._pid)  # which means this process, even if others get its number
+        except OSError:
+            os.close(self._reads)
+            raise
+        finally:
+            os.close(writes)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.set_blocking(self._reads, False)
+        select.select([self._reads], [], [], _MOMENT_S)
+
+    def answer(self) -> Mapping[str, Any] | None:
+        """Return the answer if there is one by now, and end the child; {} if there will be none."""
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while text := os.read(self._reads, 1 << 16):
+                self._text += text
+            self.end()
+            return self._read()
+        if time.perf_counter() > self._until_s:
+            self.end()
+            return {}
+        return None
+
+    def end(self) -> None:
+        """End the child, if it runs still, and leave nothing of it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # a process that ignores SIGCHLD has no zombies
+            os.waitpid(self._pid, 0)
+        os.close(self._reads)
+        os.close(self._handle)
+
+    def _read(self) -> Mapping[str, Any]:
+        try:
+            found = json.loads(self._text)
+        except ValueError:
+            logger.debug("no forecast of this training: its process ended without one")
+            return {}
+        if "error" in found:
+            logger.debug("no forecast of this training's memory: %s", found["error"])
+            return {}
+        return found
+
+
+def _fork() -> int:
+    """Fork; libraries that warn of a fork have no reason here."""
+    variable = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(variable)
+    os.environ[variable] = before or "false"  # or tokenizers print a warning in the child
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, in a process with threads
+            return os.fork()
+    finally:
+        if before is None:
+            del os.environ[variable]
+
+
+def _answer(compute: Callable[[], Mapping[str, Any]], values: list[Tensor], writes: int, parent: int) -> NoReturn:
+    """Write the answer as JSON, and end this process."""
+    try:
+        _leave_the_training(writes, parent)
+        _give_back(values)
+        os.write(_PIPE, b"\n")
+        os.nice(_LOWEST_PRIORITY)
+        try:
+            found = dict(compute())
+        except Exception as error:  # a model of a user's own may do anything with its numbers, which are not there
+            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        os.write(_PIPE, json.dumps(found).encode())
+    finally:
+        os._exit(0)
+
+
+def _leave_the_training(writes: int, parent: int) -> None:
+    """Keep nothing in common with the training but its memory and the pipe."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    stop.ignore()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in range(_PIPE):
+        os.dup2(nothing, handle)
+    os.dup2(writes, _PIPE, inheritable=False)
+    os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
+    gc.disable()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")  # where memory runs out, this process goes first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+_PIPE = 3
+"""The handle of the pipe in the child; those below are /dev/null."""
+
+
+def _give_back(values: list[Tensor]) -> None:
+    """Return the pages of these tensors, and those that the allocator keeps, to the system."""
+    give = ctypes.CDLL(None).madvise
+    give.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = mmap.PAGESIZE
+    for one in values:
+        storage = one.untyped_storage()
+        begin, end = -(-storage.data_ptr() // page) * page, (storage.data_ptr() + storage.nbytes()) // page * page
+        if end > begin:
+            give(begin, end - begin, _MADV_DONTNEED)
+    trim.trim()()
