@@ -241,14 +241,13 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         fitting = [_Way(one, step_s / took.step_s) for one, step_s in zip(ways or (), steps, strict=True)]
         fitting.sort(key=lambda way: (not way.outcome.same_result, way.times_as_long))
     facts["fit"] = [way.as_json() for way in fitting]
-    if asked.picture is not None:
-        _draw(Path(asked.picture), task, found, [way.outcome for way in fitting], rates)
-        lines += ["", f"  {'picture':<24}{asked.picture}"]
     if asked.json:
         print(json.dumps(facts, indent=2))
     else:
         shown = [] if ways is None else _shown(fitting)
         print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *shown, *lines]))
+    if asked.picture is not None:
+        _draw(Path(asked.picture), task, found, [way.outcome for way in fitting], rates)
     return 0
 
 

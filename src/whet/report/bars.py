@@ -36,7 +36,7 @@ _FAR = 2.5
 _REST = "other parts"
 _WIDTH, _EDGE = 360, 10
 """Of a figure in points, which are pixels on a phone."""
-_TITLE, _LINE, _BAR, _GAP, _AXIS, _KEY = 20, 14, 18, 12, 26, 16.5
+_TITLE, _LINE, _BAR, _GAP, _AXIS, _KEY = 20, 15, 18, 12, 27, 18
 """Heights in points."""
 _LINES: Sequence[Any] = ((0, (4, 2)), (0, (1.5, 1.5)))
 _DPI = 200
@@ -92,16 +92,14 @@ def of_plans(plans: Mapping[str, Mapping[str, Any]]) -> list[Bars]:
 
 def of_run(run: Run) -> list[Bars]:
     """Return what was forecast of a run next to what it took; nothing if its record has no parts of a forecast."""
-    forecast = run.begin.get("forecast")
-    if not isinstance(forecast, dict):
-        return []
+    forecast = run.forecast
     memory, time = _sizes(forecast.get("parts"), MEMORY), _sizes(forecast.get("time"), _AS_RECORDED)
     lines = {"it took": _size(run.end.get("peak_bytes")), "was free": _size(forecast.get("free_bytes"))}
     known = {name: size for name, size in lines.items() if size}
     taken = [Bar("it took", _sizes(run.seconds, TIMES))] if run.end else []
     return _shown(
         Bars("Memory at the peak", [Bar("forecast", memory)], amount, known),
-        Bars("Time of the training", [Bar("forecast", time), *taken] if time else [], duration, {}),
+        Bars("Time of the training", [Bar("forecast", time), *taken] if time else [], time_text, {}),
     )
 
 
@@ -134,6 +132,11 @@ def palettes() -> Sequence[Mapping[str, str]]:
     """Return the light and the dark colours of the page, by their names."""
     blocks = re.findall(r":root \{(.*?)\}", Path(__file__).with_name("page.css").read_text("utf-8"), re.DOTALL)
     return [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in blocks]
+
+
+def time_text(seconds: float) -> str:
+    """Return a time of a run's part: 9.3s, 40s or 2m05s."""
+    return duration(seconds) if seconds >= 60 or seconds == int(seconds) else f"{seconds:.1f}s"
 
 
 # ---- sizes ----
@@ -225,7 +228,7 @@ def _figure(figures: Sequence[Bars], colours: Mapping[str, str], title: str) -> 
     for figure, own in zip(figures, heights, strict=True):
         if title:
             drawn.text(_EDGE / _WIDTH, top / height, figure.title, va="top", size=11, color=colours["ink"])
-        _draw(drawn, figure, colours, top - (_TITLE if title else 0), height)
+        _draw(drawn, figure, colours, top - (_TITLE if title else 0), height, left=_EDGE if title else _EDGE / 3)
         top -= own
     return drawn
 
@@ -248,11 +251,11 @@ def _names(figure: Bars) -> list[str]:
 def _label(figure: Bars, bar: Bar) -> list[str]:
     """Return the name of a bar and its size, in lines; a flag and its value stay on one."""
     joined = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", bar.name)
-    lines = textwrap.wrap(f"{joined}: {figure.form(bar.total)}", 56, break_on_hyphens=False)
+    lines = textwrap.wrap(f"{joined}: {figure.form(bar.total)}", 52, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, height: float) -> None:
+def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, height: float, left: float) -> None:
     """Draw the bars of a figure with their axis and the key to their colours; `top` is in points from below."""
     from matplotlib import ticker
     from matplotlib.lines import Line2D
@@ -261,7 +264,7 @@ def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, heig
     own, largest = _bars_height(figure), max(bar.total for bar in figure.bars)
     near = [size for size in figure.lines.values() if size <= _FAR * largest]
     axes = drawn.add_axes(
-        (_EDGE / _WIDTH, (top - own) / height, 1 - 3 * _EDGE / _WIDTH, own / height), facecolor="none"
+        (left / _WIDTH, (top - own) / height, 1 - (left + 2 * _EDGE) / _WIDTH, own / height), facecolor="none"
     )
     axes.set_xlim(0, 1.02 * max([largest, *near]))
     axes.set_ylim(own, 0)
@@ -272,13 +275,13 @@ def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, heig
         label = _label(figure, bar)
         y += len(label) * _LINE
         ground = {"facecolor": colours["paper"], "edgecolor": "none", "pad": 1.5}
-        axes.text(0, y - 3, "\n".join(label), va="bottom", size=10, color=colours["ink"], bbox=ground)
-        left = 0.0
+        axes.text(0, y - 3, "\n".join(label), va="bottom", size=11, color=colours["ink"], bbox=ground)
+        begin = 0.0
         for name in names:
             size = bar.parts.get(name, 0.0)
             edge = {"edgecolor": colours["paper"], "linewidth": 0.8}
-            axes.barh(y + _BAR / 2, size, left=left, height=_BAR, color=colour_of[name], **edge)
-            left += size
+            axes.barh(y + _BAR / 2, size, left=begin, height=_BAR, color=colour_of[name], **edge)
+            begin += size
         y += _BAR + _GAP
     handles: list[Any] = [Patch(facecolor=colour_of[name], edgecolor="none") for name in names]
     labels = [_with_size(figure, name) for name in names]
@@ -294,12 +297,12 @@ def _draw(drawn: Any, figure: Bars, colours: Mapping[str, str], top: float, heig
     axes.grid(axis="x", color=colours["line"], linewidth=1)
     axes.set_axisbelow(True)
     axes.set_yticks([])
-    axes.tick_params(colors=colours["muted"], length=0, labelsize=10)
+    axes.tick_params(colors=colours["muted"], length=0, labelsize=11)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda size, _: figure.form(size) if size else "0"))
     axes.legend(
         handles, labels, loc="upper left", bbox_to_anchor=(0, -_AXIS / own), borderaxespad=0, borderpad=0,
-        frameon=False, labelcolor=colours["ink"], fontsize=10, handlelength=1.2, handletextpad=0.6, labelspacing=0.45,
+        frameon=False, labelcolor=colours["ink"], fontsize=11, handlelength=1.2, handletextpad=0.6, labelspacing=0.45,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 from whet.config.rules.training import REPORT_NAME
 from whet.console import amount, duration, plural
 from whet.errors import escape_controls
-from whet.report.bars import Bars
+from whet.report.bars import Bars, time_text
 from whet.report.curves import MOST_COLOURS, Curve
 from whet.report.runs import (
     SPLITS,
@@ -316,7 +316,7 @@ def _times(run: Run) -> dict[str, Any] | None:
     rows = [
         {
             "name": TIMES.get(name, words_of(name)),
-            "time": _time(s),
+            "time": time_text(s),
             "share": s / total,
             "width": round(100 * s / longest, 1),
         }
@@ -502,10 +502,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 # Times and amounts
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
 
 
 def _known(value: Any) -> float | None:
