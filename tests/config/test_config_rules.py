@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine import TrainingArguments
 from whet import ConfigError
+from whet.config.ranks import Elsewhere, checked_for
 from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import SAVING_RULES, TRAINING_RULES, check_output_dir, require_output_dir
 from whet.config.settings import MASK, draft, options_of, spec_of
@@ -105,6 +107,9 @@ _QA = {
     "max_answer_length_at_least_1": {"max_answer_length": 0},
     "threshold_is_read": {"null_score_diff_threshold": 0.5},
     "n_best_size_at_least_1": {"n_best_size": 0},
+    "auto_budget_s_above_0": {"auto_budget_s": 0.0},
+    "auto_ranks_at_least_1": {"auto_ranks": 0},
+    "auto_is_on": {"auto_ranks": 2},
 }
 _GOOD_ASK = {"model": "m", "context": "c.txt", "question": ("Who?",)}
 _ASK = {
@@ -165,12 +170,16 @@ _RUN = {
         {"do_train": True, "freeze_layers": 1, "cache_frozen_trunk": True},
     ),
     "dry_run_has_a_training": ({"dry_run": True}, {"do_eval": True}),
+    "auto_trains": ({"auto": True}, {"do_eval": True}),
+    "one_choice_of_rows": ({"auto": True}, {"do_train": True, "auto_find_batch_size": True}),
+    "auto_starts_the_ranks": ({"auto": True}, {"do_train": True}),
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
         {"seeds": 2},
         {"do_train": True, "do_eval": True, "resume_from_checkpoint": "checkpoint-5"},
     ),
 }
+_OF_RANKS = {"auto_starts_the_ranks"}
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),
     *((TrainingArguments, {}, rule, _SHARING) for rule in SHARING_RULES),
@@ -210,7 +219,8 @@ def test_broken_rule_has_four_parts_and_names_a_flag(
 @pytest.mark.parametrize("rule", [*JOB_RUN_RULES, best_metric_among(TASK.metrics)], ids=lambda rule: rule.__name__)
 def test_broken_rule_between_task_and_training_has_four_parts(rule: Any) -> None:
     qa, args = _RUN[rule.__name__]
-    _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
+    with checked_for(Elsewhere(n_ranks=2, has_deepspeed=False)) if rule.__name__ in _OF_RANKS else nullcontext():
+        _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
     assert rule(draft(QaArguments, _GOOD_QA), draft(TrainingArguments, {"do_train": True, "do_eval": True})) is None
 
 

@@ -55,7 +55,7 @@ def test_steps_fault_no_new_pages() -> None:
 
 # Takes and frees as a step does that recomputes its blocks, with small objects in between that live longer.
 RECOMPUTED = """
-import random, resource
+import os, random
 from whet.kernels.allocator import keep_freed_memory
 keep_freed_memory()
 import torch
@@ -73,9 +73,11 @@ def step(factor):
     for layer in range(12):
         kept.append([block(factor * n) for n in (6, 6, 2, 8)][0][:9])
         del kept[0]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def resident():
+    with open("/proc/self/statm") as file: return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+before = resident()
 for _ in range(40): step(numbers.uniform(0.9, 1.0))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(resident() - before)
 """
 
 

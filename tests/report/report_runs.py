@@ -45,7 +45,7 @@ def record_run(
          "machine": {"processor": "Zen", "cores": 2, "memory_bytes": 24_000_000_000},
          "model": {"name": "tiny", "parameters": 22_600_000, "trainable": 22_600_000},
          "data": {"rows": 490, "tokens": 67_678}} | begin,
-        {"event": "forecast", "time": BEGAN_S + 1, **forecast},
+        {"event": "forecast", "time": BEGAN_S + 1, "forecast": forecast},
         *(_step(step, steps, factor) for step in range(1, steps + 1)),
         {"event": "evaluation", "time": BEGAN_S + 60, "step": steps // 2,
          "metrics": {"eval_accuracy": 0.5, "eval_loss": 2.0}},

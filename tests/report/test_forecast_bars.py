@@ -21,9 +21,9 @@ PLAN: dict[str, Any] = {
     "time": {"step": {"data": 0.01, "forward": 0.5, "backward": 1.0, "exchange": 0.0, "optimizer": 0.2}},
 }  # fmt: skip
 PARTS = {
-    "bytes": PLAN["memory"]["parts"],
+    "parts": PLAN["memory"]["parts"],
     "free_bytes": 4 * GB,
-    "seconds": {"start": 9.0, "trial": 2.0, "data": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 7.0},
+    "time": {"start": 9.0, "trial": 2.0, "data": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 7.0},
 }
 
 
@@ -119,6 +119,6 @@ def test_forecast_is_drawn_on_the_page(ends: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", -1, "text", None, [1], {"weights": "much"}, {"weights": float("inf")}])
 def test_odd_forecasts_are_not_drawn(value: object, tmp_path: Path) -> None:
-    folder = record_run(tmp_path / "odd", forecast=FORECAST | {"bytes": value, "seconds": value, "free_bytes": value})
+    folder = record_run(tmp_path / "odd", forecast=FORECAST | {"parts": value, "time": value, "free_bytes": value})
     assert bars.of_run(runs.read(folder)) == []
     assert json.loads((folder / "run.jsonl").read_text().splitlines()[0])["event"] == "begin"

@@ -187,7 +187,7 @@ def test_forecast_stands_next_to_what_came(folder: Path) -> None:
 
 
 def test_automatic_choice_has_what_was_tried_and_what_flags_cost(tmp_path: Path) -> None:
-    large = {"setting": "8 x 1", "step_s": None, "peak_bytes": None, "why": "too large: 114% of what is free"}
+    large = {"setting": "8 x 1", "step_s": None, "peak_bytes": None, "why": "takes 114% of what is free"}
     tried = [{"setting": "4 x 2", "step_s": 0.4123, "peak_bytes": 1.2e9, "why": ""}, large]
     auto = {"setting": "4 x 2", "tried": tried, "prices": ["--fp16 costs 40% here"]}
     found = _page(record_run(tmp_path / "auto", auto=auto))

@@ -29,7 +29,7 @@ def write_run(folder: Path, n_lines: int, *, ago_s: float = 0.0, end: str | None
         "machine": {"memory_bytes": 16_400_000_000}, "steps": 100, "resumed_from": None,
     }  # fmt: skip
     forecast = {"train_s": 3600, "low": 3000, "high": 4000, "peak_bytes": 2_000_000_000}
-    forecast = {"event": "forecast", "time": now - n_lines} | begin.pop("forecast", forecast)
+    forecast = {"event": "forecast", "time": now - n_lines, "forecast": begin.pop("forecast", forecast)}
     steps = [
         {
             "event": "step", "time": now - n_lines + number, "step": number, "of": 100, "epoch": number / 50,

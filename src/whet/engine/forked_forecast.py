@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import mmap
 import os
 import resource
@@ -53,18 +54,21 @@ _MOMENT_S = 0.5
 _PATIENCE_S = 180.0
 _MOST_BYTES = 1 << 29
 """What the child may allocate."""
+_LATER_BYTES = 40 << 20
+"""What a training of a command holds more at its end than at its second step: modules that judge, save and report."""
 _LOWEST_PRIORITY = 19
-_ERROR_FRAC = 0.15
-"""Of the time by the pace of the first steps: others have other tokens, and other programs run."""
+_ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
+"""How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
+of one step, which is less for the mean of several."""
 _PR_SET_PDEATHSIG, _MADV_DONTNEED = 1, 4
 
 
 class ForkedForecast:
     """The callback of an engine that forecasts its training; `found` gets the forecast once there is one.
 
-    A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed; `train_s`, `low` and `high` in
-    seconds, of this process's training from its begin; and `time_by`, rates or pace. `bytes` has the parts of the
-    peak, and `seconds` those of a time by rates, by their names in plan.json.
+    A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed, else also its `parts`;
+    `train_s`, `low` and `high` in seconds, of this process's training from its begin; and `time_by`: rates, with the
+    parts of the `time`, or pace.
     """
 
     def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
@@ -110,7 +114,8 @@ class ForkedForecast:
         found = {"peak_bytes": None, "free_bytes": None} | dict(answer)
         if "train_s" in found:
             return found | {"time_by": "rates"}
-        low_s, high_s = left_s / (1 + _ERROR_FRAC), left_s * (1 + _ERROR_FRAC)
+        error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_steps))
+        low_s, high_s = left_s / (1 + error), left_s * (1 + error)
         times = {"train_s": taken_s + left_s, "low": taken_s + low_s, "high": taken_s + high_s}
         return found | times | {"time_by": "pace"}
 
@@ -193,28 +198,29 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
     rehearsal = Rehearsal()
     _limit_memory()
     run = engine.planned()
-    held_bytes = parent.resident_bytes - parent.anonymous_bytes + (memory.anonymous_bytes() or 0)
+    optimizer.state.clear()  # its first update is rehearsed, which makes the state
+    own_bytes = memory.anonymous_bytes() or 0
+    held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
     found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
     forecast = found.memory
-    answer: dict[str, Any] = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes}
-    answer["bytes"] = dict(forecast.parts)
+    answer = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes, "parts": dict(forecast.parts)}
     return answer if rates is None else answer | _times(rates, found, run, first)
 
 
 def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, Any]:
-    """Return the time of the training from its step `first`, by what this machine does in a second."""
+    """Return the time of the training from its step `first`, by what this machine does in a second, and its parts."""
     from whet.plan import seconds
 
     work, plan = found.workload, run.plan
     took = seconds.forecast(rates, found.anatomy, work)
     n_evaluations = plan.evaluate.times_left(first, plan.n_steps) + (run.args.eval_on_start and first == 0)
     n_saves = plan.save.times_left(first, plan.n_steps)
-    parts: dict[str, float] = {part: s * (plan.n_steps - first) for part, s in took.step.items()}
-    parts["evaluation"] = took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1)
-    parts["saving"] = took.run["saving"] * n_saves / max(work.n_saves, 1)
-    train_s = sum(parts.values())
-    low_s, high_s = train_s / (1 + took.error_frac), train_s * (1 + took.error_frac)
-    return {"train_s": train_s, "low": low_s, "high": high_s, "seconds": parts}
+    parts = {part: each_s * (plan.n_steps - first) for part, each_s in took.step.items()} | {
+        "evaluation": took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1),
+        "saving": took.run["saving"] * n_saves / max(work.n_saves, 1),
+    }
+    train_s, error = sum(parts.values()), took.error_frac
+    return {"train_s": train_s, "low": train_s / (1 + error), "high": train_s * (1 + error), "time": parts}
 
 
 def _limit_memory() -> None:

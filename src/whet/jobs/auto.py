@@ -49,6 +49,9 @@ _MOST_STEPS = 64
 _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
 _NOT_FAR = 1.15
+_SHARE_OF_DOUBTFUL = 0.5
+"""Of the time for trials, for the first one with flags that may cost time; then comes one without."""
+_NO_TIME = "no time left"
 _LONG_S = 1.0
 """Rounds that take longer are not repeated for each candidate as long as their first times will do."""
 _ENOUGH_S = 2.0
@@ -180,6 +183,8 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     args = _drafted(args, **candidate.settings, **order["settings"], **_OFF, output_dir=order["folder"])
     engine = task.begin(job, args, {"train": task.examples(job, "train")}).engine
     engine.events.callbacks.clear()
+    if args.precision != "auto":
+        engine.precision.chosen_in("the trials")  # else it would be timed next to fp32 each time
     align_special_tokens(engine.model, engine.spec.processing_class)
     follow_own_switch(engine.model, engine.args)
     with deterministic(args.full_determinism):
@@ -286,7 +291,7 @@ class _Process:
             if self._process.poll() is not None:
                 raise _Lost(self._last_words())
             if time.monotonic() > until_s:
-                raise _Lost("no time left")
+                raise _Lost(_NO_TIME)
 
     def ask(self, until_s: float, **asked: Any) -> list[Mapping[str, Any]]:
         """Send the request, and return the answer of each; without one, what they say by themselves."""
@@ -295,7 +300,7 @@ class _Process:
                 _answer(line, **asked)
             return [self._answer(number, until_s) for number in range(len(self._lines))]
         except TimeoutError:
-            raise _Lost("no time left") from None
+            raise _Lost(_NO_TIME) from None
         except OSError:
             raise _Lost(self._last_words()) from None
 
@@ -421,6 +426,8 @@ class _Contest:
             others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
         for candidate in others:
             best = self._duel(best, candidate) if best is not None else self._first(candidate)
+            if best is None and self.prices:  # with these flags no other comes to its steps
+                return None
         if best is None:
             return None
         self.prices += self._price_of_accumulation(best)
@@ -428,9 +435,23 @@ class _Contest:
 
     def _first(self, candidate: Candidate) -> _Runner | None:
         """Return the first candidate at work, once the user's flags have their price: there may be time for no more."""
-        found = self._begun(candidate)
-        self.prices = [] if found is None else [*self._prices(found)]
-        return found
+        flags, began_s = choose.doubtful(self.args), time.monotonic()
+        found = self._begun(candidate, began_s + (self.until_s - began_s) * (_SHARE_OF_DOUBTFUL if flags else 1.0))
+        if found is not None:
+            self.prices = [*self._prices(found)]
+            return found
+        waited_s = time.monotonic() - began_s
+        for flag in flags if self.results[-1][3] == _NO_TIME else ():
+            if (other := self._begun(self._without(candidate, flag))) is not None:
+                took, waited = choose.duration(self.step_s), console.duration(waited_s)
+                self.prices.append(f"{flag}: no steps came in {waited} with it, {took} a step without: leave it out")
+                other.process.end()
+                self.first = None
+        return None
+
+    def _without(self, candidate: Candidate, flag: str) -> Candidate:
+        checkpointing = None if flag == choose.CHECKPOINTING else candidate.checkpointing
+        return replace(candidate, checkpointing=checkpointing, without=flag)
 
     def _in_environments(self, best: _Runner) -> _Runner:
         origin = best.candidate
@@ -465,18 +486,19 @@ class _Contest:
         enough = [one.peak_bytes or 0 for one in known if one.candidate.rows >= candidate.rows]
         return min(enough, default=max((one.peak_bytes or 0 for one in known), default=0))
 
-    def _begun(self, candidate: Candidate) -> _Runner | None:
+    def _begun(self, candidate: Candidate, wanted_s: float | None = None) -> _Runner | None:
         """Return the candidate at work, after its first step; None if it does not come to that."""
         began_s = time.monotonic()
+        until_s = self.until_s if wanted_s is None else wanted_s
         first = self.first
         settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
         process = None
-        if began_s >= self.until_s:
-            self.results.append((candidate, None, None, "no time left"))
+        if began_s >= until_s:
+            self.results.append((candidate, None, None, _NO_TIME))
             return None
         try:
-            process = self.workshop.start(self.until_s, candidate, do="steps", settings=settings)
-            said = process.ask(self.until_s)
+            process = self.workshop.start(until_s, candidate, do="steps", settings=settings)
+            said = process.ask(until_s)
             runner = _Runner(
                 candidate, process, time.monotonic() - began_s - said[0]["trial_s"], 1, said[0]["precision"],
                 said[0]["threads"], max(one["peak"] or 0 for one in said),
@@ -484,10 +506,10 @@ class _Contest:
             if first is None and self._is_too_large(runner):
                 raise _Lost(self._too_large(runner.peak_bytes))
             if first is None:
-                runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, self.until_s), 1e-6)), _MOST_STEPS))
+                runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, until_s), 1e-6)), _MOST_STEPS))
                 for number in range(2):
                     if sum(runner.rounds.values()) < _ENOUGH_S:
-                        runner.round(number, self.until_s)
+                        runner.round(number, until_s)
                 self.first = runner
             else:
                 runner.n = first.n
@@ -516,7 +538,7 @@ class _Contest:
         """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
         each_s = median(best.rounds.values())
         if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
-            self.results.append((candidate, None, None, "no time left"))
+            self.results.append((candidate, None, None, _NO_TIME))
             return None, [], ""
         if not best.process.has_ended and not self._both_fit(best.candidate, candidate):
             with suppress(_Lost):
@@ -549,7 +571,7 @@ class _Contest:
         return available is None or needed <= available + self.expected(one)
 
     def _too_large(self, peak_bytes: int) -> str:
-        return f"too large: {peak_bytes / (self.free or peak_bytes):.0%} of what is free"
+        return f"takes {peak_bytes / (self.free or peak_bytes):.0%} of what is free"
 
     def _is_too_large(self, runner: _Runner) -> bool:
         return self.free is not None and runner.candidate.ranks * runner.peak_bytes > choose.FITS_FRAC * self.free
@@ -563,11 +585,10 @@ class _Contest:
                 room = "" if self.free is None else f", and {console.amount(self.free)} are free"
                 yield f"{flag} is needed: without it the run takes {console.amount(larger.peak_bytes or 0)}{room}"
                 continue
-            checkpointing = None if flag == choose.CHECKPOINTING else best.candidate.checkpointing
-            candidate = replace(best.candidate, checkpointing=checkpointing, without=flag)
+            candidate = self._without(best.candidate, flag)
             other, ratios, _ = self._compared(best, candidate)
             if other is None or not ratios:
-                why = f"not measured: {self.results[-1][3] if other is None else 'no time left'}"
+                why = f"not measured: {self.results[-1][3] if other is None else _NO_TIME}"
                 share = self.by_forecast.get(flag)
                 yield f"{flag}: {why}" if share is None else f"{flag} costs {share:.0%} by forecast ({why})"
                 continue
@@ -745,7 +766,10 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
             return _by_forecast(contest, why)
         best = contest.run()
         if best is None:
-            return _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
+            choice = _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
+            for text in contest.prices:
+                _say(text, "")
+            return choice
         prices, results = tuple(contest.prices), contest.all_results(best)
     took_s = time.monotonic() - contest.began_s
     taken = best.candidate

@@ -279,7 +279,7 @@ def verdict(ratios: Sequence[float]) -> Literal["won", "lost"] | None:
 
 # ---- for people ----
 
-_INDENT, _SETTING, _STEP, _MEMORY = 11, 34, 9, 9
+_INDENT, _SETTING, _STEP, _MEMORY = 11, 36, 8, 9
 _MOST_UNTRIED = 5
 
 

@@ -93,7 +93,7 @@ def of_plans(plans: Mapping[str, Mapping[str, Any]]) -> list[Bars]:
 def of_run(run: Run) -> list[Bars]:
     """Return what was forecast of a run next to what it took; nothing if its record has no parts of a forecast."""
     forecast = run.forecast
-    memory, time = _sizes(forecast.get("bytes"), MEMORY), _sizes(forecast.get("seconds"), _AS_RECORDED)
+    memory, time = _sizes(forecast.get("parts"), MEMORY), _sizes(forecast.get("time"), _AS_RECORDED)
     lines = {"it took": _size(run.end.get("peak_bytes")), "was free": _size(forecast.get("free_bytes"))}
     known = {name: size for name, size in lines.items() if size}
     taken = [Bar("it took", _sizes(run.seconds, TIMES))] if run.end else []

@@ -6,8 +6,8 @@ transformers. A run that resumes appends to the file. Each line has `event` and 
 - `begin`: the command, the settings and where each came from, the machine, the model, the data, the number of steps
 - `step`: loss, learning rate, speed, memory, time left, and the seconds by part since the last such line: at each log
   entry, and every ten seconds
-- `forecast`, once the first steps have shown that the run lasts: its peak memory, its time from `begin` on, the least
-  and the most of that, whether the rates of the machine or the pace of these steps gave it, and the parts of both
+- `forecast`, once the first steps have shown that the run lasts: its peak memory by part, its time from `begin` on, the
+  least and the most of that, and whether the rates of the machine or the pace of these steps gave it
 - `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
 - `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
 
@@ -177,7 +177,7 @@ class Recorder:
 
     def forecast(self, found: Mapping[str, Any]) -> None:
         """Write what the training is forecast to take, as `engine/forked_forecast.py` has it."""
-        self._write("forecast", **found)
+        self._write("forecast", forecast=dict(found))
 
     def evaluating(self, step: int, done: int, of: int | None) -> None:
         """Write how far an evaluation has come, in rows or batches."""
@@ -400,7 +400,7 @@ class Attempt:
         self.last = _number(line.get("time")) or self.last
         self.evaluating = line if event == "evaluating" else None
         if event == "forecast":
-            self.forecast = line
+            self.forecast = _mapping(line.get("forecast"))
         if event == "step":
             self.steps.append(_step(line, self.last, step))
             return self.steps[-1]
