@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from browser import Browser
-from PIL import Image
+from PIL import Image, ImageOps
 
 from whet import report
 from whet.cli.main import run as whet
+from whet.report.bars import palettes
 from whet.tasks.qa.task import model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +172,7 @@ def of_kinds(data: Path, output: Path, only: Sequence[str], limits: Options) -> 
                 print(f"{name}: {output}", flush=True)
 
 
-_README_WIDTH = 880
+_README_WIDTH, _FRAME = 880, 2
 _README_END = "() => document.querySelectorAll('.examples tbody tr')[1].getBoundingClientRect().bottom + scrollY + 1"
 """Where the picture of README ends: after the second of the worst examples."""
 
@@ -180,12 +181,13 @@ def of_readme(demo: Path, output: Path) -> None:
     """Take the picture of README: the beginning of the report of `make demo`."""
     page = report.write([demo])
     with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
-        for scheme in ("light", "dark"):
+        for scheme, colours in zip(("light", "dark"), palettes(), strict=True):
             browser.open(page, width=_README_WIDTH, scheme=scheme)
             path = output / f"report-{scheme}.png"
             browser.picture(path, scale=1.5, height=browser.find(_README_END))
             with Image.open(path) as image:  # a few shades of each colour are enough, and make a small file
-                small = image.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+                framed = ImageOps.expand(image.convert("RGB"), _FRAME, colours["line"])
+                small = framed.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
             small.save(path, optimize=True)
             print(path)
 
