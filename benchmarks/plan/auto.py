@@ -62,12 +62,12 @@ class Job:
 
 # The room of questions, of BERT base and of adapters is between what their steps take at once and in two halves.
 JOBS = (
-    Job("minilm-classify", "classify", "minilm", 64, (8, 48), 1.0, ("--max_seq_length", "64")),
-    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 1.45, ("--max_seq_length", "320", "--doc_stride", "64")),
-    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 4.45, ("--max_seq_length", "256")),
-    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.1, ("--max_seq_length", "128")),
-    Job("llama-lm", "lm", "llama", 16, (60, 300), 2.9, ("--max_length", "256")),
-    Job("llama-lora", "lm", "llama", 16, (60, 300), 1.4, ("--max_length", "256", "--lora_r", "16")),
+    Job("minilm-classify", "classify", "minilm", 64, (8, 48), 1.6, ("--max_seq_length", "64")),
+    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 2.05, ("--max_seq_length", "320", "--doc_stride", "64")),
+    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 5.05, ("--max_seq_length", "256")),
+    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.7, ("--max_seq_length", "128")),
+    Job("llama-lm", "lm", "llama", 16, (60, 300), 3.5, ("--max_length", "256")),
+    Job("llama-lora", "lm", "llama", 16, (60, 300), 2.0, ("--max_length", "256", "--lora_r", "16")),
 )
 
 

@@ -58,6 +58,8 @@ _ENOUGH_S = 2.0
 """After so much time of rounds, the first candidate has taken enough of them."""
 _ENDS_S = 5.0
 _LONGEST = 1 << 24
+_ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
+"""Addresses that glibc takes for each thread that allocates; next to those that compute some prepare and save."""
 _PR_SET_PDEATHSIG = 1
 _FIRST_TO_KILL = "1000"
 """For the kernel when memory runs out: rather a trial than the process that started it."""
@@ -110,7 +112,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         return
     torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
     held = memory.resident_bytes() or 0
-    mapped = max((memory.mapped_bytes() or 0) - held, 0)
+    mapped = max((memory.mapped_bytes() or 0) - held, 0) + _ARENA_BYTES * (torch.get_num_threads() + _OTHER_THREADS)
     free = choose.free_bytes(args.memory_limit_gb, mapped, held)
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
@@ -405,6 +407,7 @@ class _Contest:
         """What flags of the user's that may cost time cost."""
         self.results: list[tuple[Candidate, float | None, int | None, str]] = []
         """Candidate, its time over that of the first, its peak, and why it was not tried to the end."""
+        self.failed: list[Candidate] = []
         self.first: _Runner | None = None
         self.began_s = time.monotonic()
         self.until_s = self.began_s + job.auto_budget_s
@@ -424,8 +427,12 @@ class _Contest:
         if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
             least_s = choose.shortlist(self.known)[0].step_s
             others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
-        for candidate in others:
-            best = self._duel(best, candidate) if best is not None else self._first(candidate)
+        smaller = [one.candidate for one in self.known if one.fits and one.candidate not in others]
+        for candidate in (*others, *sorted(smaller, key=lambda one: -one.rows)):
+            if best is None:
+                best = self._first(candidate)
+            elif candidate in others:
+                best = self._duel(best, candidate)
             if best is None and self.prices:  # with these flags no other comes to its steps
                 return None
         if best is None:
@@ -517,6 +524,7 @@ class _Contest:
             if process is not None:
                 process.end(at_once=True)
             self.results.append((candidate, None, None, str(lost)))
+            self.failed += [] if str(lost) == _NO_TIME else [candidate]
             return None
         return runner
 
@@ -792,10 +800,11 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
 def _by_forecast(contest: _Contest, why: str) -> Choice | None:
     """Return what a run takes without a trial: its own settings if they fit, else the fastest forecast that does."""
     base = Candidate.of(contest.args)
-    if any(one.fits for one in contest.known if one.candidate == base):
+    fitting = [one for one in contest.known if one.fits and one.candidate not in contest.failed]
+    if not fitting or any(one.candidate == base for one in fitting):
         _say(f"{why}: the settings stay as they are")
         return None
-    best = choose.shortlist(contest.known)[0].candidate
+    best = choose.shortlist(fitting)[0].candidate
     _say(f"{why}: {best} is taken by its forecast, as {base} does not fit")
     return Choice(candidate=best)
 

@@ -38,7 +38,7 @@ def forecast(
 ) -> Forecast:
     """Return what this run will take. It reads the data and the sizes of the model's weights, and writes nothing.
 
-    `held_bytes` is what this process held at the forecast of another run of the same task: since then it has grown.
+    `held_bytes` is that of the forecast of another run of the same task: since then this process has grown.
     """
     examples = examples_of(task, job, args) if examples is None else examples
     if args.torch_compile:  # a graph cannot be traced over weights without values
@@ -51,8 +51,8 @@ def forecast(
         optimizer, _ = build_optimizer(run.model, run.args, run.plan.n_steps)
     if trim.why_not() is None:
         trim.trim()()
-    held = (memory.resident_bytes() or 0) if held_bytes is None else held_bytes
-    return of_run(run, args.precision, optimizer, held + _LATER_BYTES, rehearsal)
+    held = (memory.resident_bytes() or 0) + _LATER_BYTES if held_bytes is None else held_bytes
+    return of_run(run, args.precision, optimizer, held, rehearsal)
 
 
 def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:

@@ -11,7 +11,7 @@ from functools import cache
 
 from whet.config import environment
 from whet.hardware import trim
-from whet.hardware.memory import huge_pages, limit_bytes
+from whet.hardware.memory import address_space_bytes, huge_pages, limit_bytes
 from whet.kernels.library import library
 from whet.log import logger
 
@@ -54,7 +54,8 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     size = _LARGEST_BLOCK - _STEP  # allocated by malloc on the heap, one block after the other
-    n_blocks = min((limit_bytes() or 0) // 4, _MOST_RESERVED) // size
+    room = min(limit_bytes() or 0, address_space_bytes() or _MOST_RESERVED * 4)  # what is reserved is mapped
+    n_blocks = min(room // 4, _MOST_RESERVED) // size
     blocks = [block for block in (libc.malloc(size) for _ in range(n_blocks)) if block]
     advised = [_advise_huge_pages(libc, block, size) for block in blocks]
     for block in blocks:
