@@ -131,7 +131,7 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "fit", "memory", "hardware", "picture", *training.main),
+        main=("task", "fit", "memory", "hardware", "picture", *(one for one in training.main if one != "auto")),
         lone="task",
         check=problems,
         places=lambda *_: [],
