@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -215,6 +214,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     import sys
 
     from whet import log
+    from whet.engine.forecast import Forecast
     from whet.jobs.dry_run import forecast, rates_for
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
@@ -228,7 +228,12 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
         found = replace(found, memory=found.memory.with_free(free))
         ways = None
         if asked.fit and free is not None and not found.memory.fits:
-            ways = that_fit(job, args, free, found, partial(forecast, task))
+
+            def changed(job: Any, args: TrainingArguments) -> Forecast:
+                adds_modules = job.lora_r is not None  # peft; other changes import nothing, though this process grows
+                return forecast(task, job, args, held_bytes=None if adds_modules else found.held_bytes)
+
+            ways = that_fit(job, args, free, found, changed)
         rates = rates_for(args, print, asked.hardware) if asked.time else None
     facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
     fitting = [_Way(one, None) for one in ways or ()]
