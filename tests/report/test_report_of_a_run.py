@@ -28,7 +28,8 @@ def _words(encoder: Path, folder: Path, **options: object) -> list[str]:
 def test_run_leaves_its_page(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(_words(encoder, tmp_path)) == 0
     path = tmp_path / "out" / "report.html"
-    assert f"report                  {path}\n" in capsys.readouterr().out
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  report  "))
+    assert line.endswith("/out/report.html"), "a long path is shortened in its middle"
     found = Page(path.read_text("utf-8"))
     assert found.unclosed == []
     assert found.headings[0] == (1, "out")

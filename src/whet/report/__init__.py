@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from whet import console
 from whet.config.rules.training import REPORT_NAME
 from whet.errors import ConfigError, escape_controls
 from whet.log import logger
@@ -58,7 +59,8 @@ def written_after(folder: Path) -> Iterator[None]:
     else:
         from whet.watch import printing
 
-        printing.show([f"  {'report':<24}{escape_controls(str(folder / REPORT_NAME))}"])
+        label, path = f"  {'report':<24}", escape_controls(str(folder / REPORT_NAME))
+        printing.show([label + console.shorten(path, console.width() - len(label))])
 
 
 def _is_under_way(folder: Path) -> bool:
