@@ -226,23 +226,22 @@ def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path,
 
 
 def test_a_signal_ends_the_trials(encoder: Path, rows: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
     given = asked("classify", encoder, tmp_path / "out", **_TRIES)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "whet", *given], env=os.environ | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    give_up = time.monotonic() + 60
-    while not list(folder.glob("whet-auto-*/1.txt")):  # the first trial, after the forecast
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 75, said
-    assert "stopped by SIGTERM before the first step" in said
-    assert not list(folder.glob("whet-auto-*"))
+    with tempfile.TemporaryDirectory() as folder:  # not below tmp_path, whose name may be too long for a socket
+        process = subprocess.Popen(
+            [sys.executable, "-m", "whet", *given], env=os.environ | {"TMPDIR": folder},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        give_up = time.monotonic() + 60
+        while not list(Path(folder).glob("whet-auto-*/1.txt")):  # the first trial, after the forecast
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+        assert process.returncode == 75, said
+        assert "stopped by SIGTERM before the first step" in said
+        assert not list(Path(folder).glob("whet-auto-*"))
     assert not (tmp_path / "out").exists()
 
 

@@ -88,6 +88,11 @@ def test_a_plain_run_that_fails_ends_the_command(tmp_path: Path, capsys: pytest.
     assert "the plain run failed" in capsys.readouterr().err
 
 
+def test_a_choice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words(tmp_path, "--auto")) == EXIT_BAD_CONFIG
+    assert "whet bench-methods chooses nothing" in capsys.readouterr().err
+
+
 def test_an_unknown_technique_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["bench-methods", "--model_name_or_path", "m", "--train_file", "t", "--only", "checkpointing_block"]
     assert run(given) == EXIT_BAD_CONFIG

@@ -148,7 +148,7 @@ def test_a_forecast_without_memory_has_the_time(
 ) -> None:
     monkeypatch.setattr(forked_forecast, "LEAST_S", 0.0)
     monkeypatch.setattr(forked_forecast, "_forecast", lambda *_: 1 / 0)
-    assert run(words_of(encoder, tmp_path / "out", max_steps=200)) == 0
+    assert run(words_of(encoder, tmp_path / "out", max_steps=1000)) == 0
     found = forecast_of(tmp_path / "out")
     assert (found["peak_bytes"], found["time_by"]) == (None, "pace")
     assert re.search(r"^forecast: [\d.]+ s \([\d.]+ to [\d.]+\)$", capsys.readouterr().out, re.MULTILINE)

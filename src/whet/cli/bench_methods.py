@@ -3,6 +3,7 @@
 from whet.bench.arguments import BenchArguments
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
+from whet.errors import Problem
 from whet.jobs.command import MAIN_OPTIONS
 from whet.tasks.qa.arguments import QaArguments
 
@@ -11,6 +12,19 @@ def _run(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int
     from whet.bench.run import run_bench_methods
 
     return run_bench_methods(asked, qa, args)
+
+
+def _problems(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> list[Problem]:
+    if not qa.auto:
+        return []
+    return [
+        Problem(
+            what="whet bench-methods chooses nothing",
+            got="--auto",
+            why="it compares techniques with a plain run, whose settings are those that are given",
+            fix="leave --auto out; whet qa --auto chooses, and trains",
+        )
+    ]
 
 
 COMMAND = Command(
@@ -29,8 +43,17 @@ COMMAND = Command(
         "whet bench-methods bench.yaml --only checkpointing_blocks,adafactor --steps 20 --rounds 5",
     ),
     parts=(BenchArguments, QaArguments, TrainingArguments),
-    main=(*MAIN_OPTIONS, "only", "skip", "steps", "rounds", "limit_s", "max_seq_length"),
+    main=(
+        *(one for one in MAIN_OPTIONS if one != "auto"),
+        "only",
+        "skip",
+        "steps",
+        "rounds",
+        "limit_s",
+        "max_seq_length",
+    ),
     lone="config",
     takes_config=True,
+    check=_problems,
     run=_run,
 )

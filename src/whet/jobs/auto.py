@@ -57,6 +57,8 @@ _LONG_S = 1.0
 _ENOUGH_S = 2.0
 """After so much time of rounds, the first candidate has taken enough of them."""
 _ENDS_S = 5.0
+_LONGEST_PATH = 107
+"""Bytes of the path of a socket, on Linux."""
 _LONGEST = 1 << 24
 _ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
 """Addresses that glibc takes for each thread that allocates; next to those that compute some prepare and save."""
@@ -223,19 +225,32 @@ class _Lost(Exception):  # noqa: N818 (no fault of the run)
     """A process of a choice has not answered."""
 
 
+def _short_folder() -> Path:
+    """Return a new folder for a socket, whose path may have 107 bytes."""
+    folder = tempfile.mkdtemp(prefix="whet-auto-")
+    if len(os.fsencode(folder)) + len("/socket") <= _LONGEST_PATH:
+        return Path(folder)
+    Path(folder).rmdir()
+    return Path(tempfile.mkdtemp(prefix="whet-auto-", dir="/tmp"))
+
+
 class _Workshop:
     """Starts the processes of a choice, and ends them; their folder goes with it."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
-        self.folder = Path(tempfile.mkdtemp(prefix="whet-auto-"))
+        self.folder = _short_folder()
         self.listener = socket.socket(socket.AF_UNIX)
         self._there: list[_Process] = []
 
     def __enter__(self) -> _Workshop:
-        self.listener.bind(str(self.folder / "socket"))
-        self.listener.listen(256)
         stop.before_exit(self.close)
+        try:
+            self.listener.bind(str(self.folder / "socket"))
+            self.listener.listen(256)
+        except OSError:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
