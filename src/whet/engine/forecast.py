@@ -71,8 +71,9 @@ def of_run(
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
+    once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
     found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes).forecast(optimizer)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes, *once).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
@@ -95,13 +96,17 @@ class _Memory:
     rehearsal: Rehearsal
     held_bytes: int
     resident_bytes: int | None
+    update: Trace
+    """What the first update of the weights takes; what it leaves is the optimizer's state."""
+    trial: Sequence[Pass]
+    """The passes that compare two formats before the first step."""
 
     def forecast(self, optimizer: Optimizer) -> MemoryForecast:
         """Return the memory at the moment when it is most."""
         run, args, model = self.run, self.run.args, self.run.model
         planned = description.planned_bytes(model, args, optimizer, run.place)
         tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
-        weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), self._trained_bytes()
+        weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), _bytes(_trained(model))
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
             "program": max(self.held_bytes - data, 0),
@@ -114,7 +119,7 @@ class _Memory:
             "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
         step, passes = self._step()
-        update = self._update(optimizer, planned.state or 0)
+        update = self.update
         if planned.gradients < trained:  # shared by ranks, or freed in backward
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
         passes[0] = replace(passes[0], update=update)
@@ -126,7 +131,7 @@ class _Memory:
             evaluation, trace = self._evaluation()
             moments.append((EVALUATION, evaluation))
             passes.append(Pass(trace))
-        heap = heap_bytes([*self._trial(), *passes])
+        heap = heap_bytes([*self.trial, *passes])
         moment, most = parts_of_memory.highest(moments)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
         return MemoryForecast(
@@ -135,9 +140,6 @@ class _Memory:
             free_bytes=_free(self.resident_bytes or memory.resident_bytes() or self.held_bytes, args.memory_limit_gb),
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
-
-    def _trained_bytes(self) -> int:
-        return _bytes(one for one in self.run.model.parameters() if one.requires_grad)
 
     def _kernel_bytes(self) -> int:
         """Return the code and caches of the matrix library: one for each product, forward and backward, and size."""
@@ -174,53 +176,6 @@ class _Memory:
         kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
         return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
 
-    def _trial(self) -> list[Pass]:
-        """Return the passes that compare two formats before the first step."""
-        run, rehearsal = self.run, self.rehearsal
-        if run.args.precision == "fp32" or not are_worth_timing(run.model):
-            return []
-        found: list[Pass] = []
-        with rehearsal, preserving_state(run.model):
-            for name in ("fp32", "bf16" if run.args.precision == "auto" else run.args.precision):
-                rehearsal.restart()
-                passes = timed_passes(run, run.plan.order.rows(0))
-                passes.run(policy.make(name, run.device))
-                del passes
-                found.append(Pass(rehearsal.restart()))
-        return found * 2
-
-    def _update(self, optimizer: Optimizer, state_bytes: int) -> Trace:
-        """Return what the first update of the weights takes; what it leaves is the optimizer's state.
-
-        Of an optimizer that does not run without numbers, and of several ranks, the state alone.
-        """
-        model, rehearsal = self.run.model, self.rehearsal
-        trained = [one for one in model.parameters() if one.requires_grad]
-        if self.run.place.n_ranks == 1:
-            try:
-                with rehearsal:
-                    for one in trained:
-                        one.grad = torch.empty_like(one)
-                    rehearsal.restart()
-                    optimizer.step()
-                    found = rehearsal.restart()
-            except Exception as error:
-                logger.info("the update is not rehearsed: %s", error)
-            else:
-                return found
-            finally:
-                for one in trained:
-                    one.grad = None
-        sizes = self._tensors_of(state_bytes)
-        return Trace([Memory(n_bytes, (n_bytes,), in_backward=False) for n_bytes in sizes], [*range(len(sizes))])
-
-    def _tensors_of(self, state_bytes: int) -> list[int]:
-        """Return the sizes of the optimizer's tensors: two moments of each weight, or one where it keeps less."""
-        trained = [one for one in self.run.model.parameters() if one.requires_grad]
-        total = max(self._trained_bytes(), 1)
-        n_moments = 2 if state_bytes > 1.5 * total else 1
-        return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
-
     def _evaluation(self) -> tuple[dict[str, int], Trace]:
         """Return what the largest batch of an evaluation allocates, by part and as it does."""
         run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
@@ -239,6 +194,57 @@ class _Memory:
             del output
         trace = rehearsal.restart()
         return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), trace
+
+
+def _trial(run: Run, rehearsal: Rehearsal) -> list[Pass]:
+    """Return the passes that compare two formats before the first step."""
+    if run.args.precision == "fp32" or not are_worth_timing(run.model):
+        return []
+    found: list[Pass] = []
+    with rehearsal, preserving_state(run.model):
+        for name in ("fp32", "bf16" if run.args.precision == "auto" else run.args.precision):
+            rehearsal.restart()
+            passes = timed_passes(run, run.plan.order.rows(0))
+            passes.run(policy.make(name, run.device))
+            del passes
+            found.append(Pass(rehearsal.restart()))
+    return found * 2
+
+
+def _update(run: Run, optimizer: Optimizer, rehearsal: Rehearsal) -> Trace:
+    """Return what the first update of the weights takes; what it leaves is the optimizer's state.
+
+    Of an optimizer that does not run without numbers, and of several ranks, the state alone.
+    """
+    trained = _trained(run.model)
+    if run.place.n_ranks == 1:
+        try:
+            with rehearsal:
+                for one in trained:
+                    one.grad = torch.empty_like(one)
+                rehearsal.restart()
+                optimizer.step()
+                found = rehearsal.restart()
+        except Exception as error:
+            logger.info("the update is not rehearsed: %s", error)
+        else:
+            return found
+        finally:
+            for one in trained:
+                one.grad = None
+    sizes = _state_tensors(trained, description.planned_bytes(run.model, run.args, optimizer, run.place).state or 0)
+    return Trace([Memory(n_bytes, (n_bytes,), in_backward=False) for n_bytes in sizes], [*range(len(sizes))])
+
+
+def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+def _state_tensors(trained: Sequence[torch.nn.Parameter], state_bytes: int) -> list[int]:
+    """Return the sizes of the optimizer's tensors: two moments of each weight, or one where it keeps less."""
+    total = max(_bytes(trained), 1)
+    n_moments = 2 if state_bytes > 1.5 * total else 1
+    return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
 
 
 def _free(held_bytes: int, limit_gb: float | None) -> int | None:

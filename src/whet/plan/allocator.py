@@ -67,7 +67,7 @@ def heap_bytes(passes: Sequence[Pass]) -> int:
         return max(_replayed(json.dumps(plan | {"seed": seed}) for seed in range(_REPLAYS)))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.info("the allocator's gaps are the usual ones: no replay (%s)", type(error).__name__)
-        return usual_heap_bytes(passes)
+        return _usual_heap_bytes(passes)
 
 
 def _replayed(plans: Iterable[str]) -> list[int]:
@@ -85,9 +85,9 @@ def _replayed(plans: Iterable[str]) -> list[int]:
             run.wait()
 
 
-def usual_heap_bytes(passes: Sequence[Pass]) -> int:
+def _usual_heap_bytes(passes: Sequence[Pass]) -> int:
     """Return the growth of the heap as it usually is, without a replay."""
-    state = sum(each.update.left_bytes for each in passes[:1] if each.update is not None)
+    state = sum(each.update.left_bytes for each in passes if each.update is not None)
     most = max(passes, key=lambda each: each.trace.peak()[0])
     peak = most.trace.peak()[0]
     return state + peak + int(_USUAL_FRAC * (most.trace.turnover_bytes - peak))
