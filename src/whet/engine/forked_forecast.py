@@ -26,7 +26,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -35,6 +34,7 @@ from torch import Tensor
 from whet import console
 from whet.data.store import RowStore
 from whet.hardware import memory, trim
+from whet.hardware.process import end_with, go_first
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
 from whet.watch import printing, stop
@@ -60,7 +60,7 @@ _LOWEST_PRIORITY = 19
 _ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
 """How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
 of one step, which is less for the mean of several."""
-_PR_SET_PDEATHSIG, _MADV_DONTNEED = 1, 4
+_MADV_DONTNEED = 4
 
 
 class ForkedForecast:
@@ -323,8 +323,7 @@ def _answer(compute: Callable[[], Mapping[str, Any]], values: list[Tensor], writ
 
 def _leave_the_training(writes: int, parent: int) -> None:
     """Keep nothing in common with the training but its memory and the pipe."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not end_with(parent):
         os._exit(0)
     stop.ignore()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -333,8 +332,7 @@ def _leave_the_training(writes: int, parent: int) -> None:
     os.dup2(writes, _PIPE, inheritable=False)
     os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
     gc.disable()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")  # where memory runs out, this process goes first
+    go_first()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -9,7 +9,6 @@ if it needs another environment.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -34,6 +33,7 @@ from whet.config.ranks import Elsewhere, checked_for, place_or_alone
 from whet.config.settings import draft
 from whet.errors import ConfigError, WhetError
 from whet.hardware import cpu, memory
+from whet.hardware.process import end_with, go_first
 from whet.jobs.task import Task
 from whet.launch.start import choose_libraries
 from whet.launch.words import without_secrets
@@ -62,9 +62,6 @@ _LONGEST_PATH = 107
 _LONGEST = 1 << 24
 _ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
 """Addresses that glibc takes for each thread that allocates; next to those that compute some prepare and save."""
-_PR_SET_PDEATHSIG = 1
-_FIRST_TO_KILL = "1000"
-"""For the kernel when memory runs out: rather a trial than the process that started it."""
 
 
 # ---- in the processes of a choice ----
@@ -78,12 +75,9 @@ def ordered() -> Mapping[str, Any] | None:
 
 def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> int:
     """Forecast candidates, or take steps as one of them, and answer at the socket; return the exit code."""
-    if place_or_alone().n_ranks == 1:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != order["parent"]:
-            return 0
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
+    if place_or_alone().n_ranks == 1 and not end_with(order["parent"]):
+        return 0
+    go_first()  # rather a trial than the process that started it
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(order["at"])
         with end.makefile("rw", encoding="utf-8") as line:

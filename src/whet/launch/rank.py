@@ -26,6 +26,7 @@ from typing import Any
 
 from whet import console
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED
+from whet.hardware.process import end_with
 
 STOP_S = 4.0
 """Seconds that a rank has to end by itself when another one failed or the launcher is gone."""
@@ -44,7 +45,6 @@ _PLACE = (
     "TORCHELASTIC_ERROR_FILE", "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
 """Variables of a rank among others: a process alone, which may know nothing of ranks, gets none of them."""
-_PR_SET_PDEATHSIG = 1
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_PREFERRED = 1
 _LOADED_S = 5.0
@@ -285,11 +285,10 @@ def _environment(own: RankStart, environment: Mapping[str, str]) -> dict[str, st
 
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the rank in a session of its own, so that a signal to the group reaches all that it starts."""
-    library, parent = ctypes.CDLL(None), os.getpid()
+    parent = os.getpid()
 
     def before_exec() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))  # if this process is killed, nobody else would stop it
-        if os.getppid() != parent:
+        if not end_with(parent):  # if this process is killed, nobody else would stop the rank
             os._exit(1)
 
     return subprocess.Popen(  # noqa: S603 (the command of the user)
