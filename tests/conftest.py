@@ -142,6 +142,16 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a new tiny Llama and its tokenizer."""
+    from saved_decoder import save_decoder
+
+    folder = tmp_path_factory.mktemp("decoder")
+    save_decoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the names of the docs' examples, `bert-base-uncased` and `squad` among them, can be found."""
     from stand_ins import write_stand_ins

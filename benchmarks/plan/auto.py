@@ -19,7 +19,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
@@ -28,22 +28,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import machine
+from made_up import BERT_BASE, LLAMA, MINILM, VOCABULARY, word, write_model
 
 RESULTS = Path(__file__).with_name("auto.json")
-VOCABULARY, N_ROWS = 30_000, 1200
+N_ROWS = 1200
 _FIRST = 2
 """The mean begins after this step: the first ones make the optimizer's state and fill caches."""
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "minilm": ("bert", {
-        "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
-    }),
-    "bert-base": ("bert", {
-        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-    }),
-    "llama": ("llama", {
-        "hidden_size": 576, "num_hidden_layers": 12, "num_attention_heads": 9, "num_key_value_heads": 3,
-        "intermediate_size": 1536, "tie_word_embeddings": True,
-    }),
+MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "minilm": ("bert", MINILM), "bert-base": ("bert", BERT_BASE),
+    "llama": ("llama", {**LLAMA, "num_hidden_layers": 12}),
 }  # fmt: skip
 
 
@@ -119,29 +112,10 @@ class Line:
 
 
 def make_model(folder: Path, name: str) -> None:
-    """Write a model with random weights and without a head of a task, with a tokenizer of made-up words."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    torch.manual_seed(0)
+    """Write a model without a head of a task."""
     kind, sizes = MODELS[name]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(VOCABULARY - 5))]
-    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        eos_token_id=3,
-        bos_token_id=2,
-        **sizes,
-    )
-    (AutoModelForCausalLM if kind == "llama" else AutoModel).from_config(config).save_pretrained(folder / name)
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
-               "mask_token": "[MASK]", "eos_token": "[SEP]", "bos_token": "[CLS]"}  # fmt: skip
-    PreTrainedTokenizerFast(tokenizer_object=raw, **special).save_pretrained(folder / name)
+    auto = "AutoModelForCausalLM" if kind == "llama" else "AutoModel"
+    write_model(folder / name, kind, sizes, auto, n_positions=512)
 
 
 def write_rows(path: Path, job: Job) -> None:
@@ -149,7 +123,7 @@ def write_rows(path: Path, job: Job) -> None:
     numbers = random.Random(job.name)
 
     def example(n: int) -> dict[str, Any]:
-        words = [f"w{numbers.randrange(VOCABULARY - 5)}" for _ in range(numbers.randint(*job.words))]
+        words = [word(numbers.randrange(VOCABULARY - 5)) for _ in range(numbers.randint(*job.words))]
         text = " ".join(words)
         if job.task == "tag":
             return {"tokens": words, "ner_tags": ["O" if k % 5 else "B-X" for k in range(len(words))]}

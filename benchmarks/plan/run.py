@@ -18,27 +18,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from made_up import BERT_BASE, LLAMA, MINILM, VOCABULARY, word, write_model
 
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE / "benchmarks"))
 RESULTS = Path(__file__).with_name("results.json")
-VOCABULARY = 30_000
 N_STEPS = {"small": 16, "bert": 6, "llama": 5}
 N_ROWS = 400
-MODELS: dict[str, tuple[str, dict[str, object]]] = {
-    "small": ("bert", {
-        "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
-    }),
-    "bert": ("bert", {
-        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-    }),
-    "llama": ("llama", {
-        "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-        "intermediate_size": 1536, "tie_word_embeddings": True,
-    }),
+MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "small": ("bert", MINILM), "bert": ("bert", BERT_BASE), "llama": ("llama", LLAMA)
 }  # fmt: skip
 """MiniLM's, BERT base's and SmolLM2 135M's sizes."""
 
@@ -118,37 +111,11 @@ class Line:
 
 
 def make_models(folder: Path, names: Sequence[str]) -> None:
-    """Write the models, with random weights, and a tokenizer of made-up words next to each."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        PreTrainedTokenizerFast,
-    )
-
-    torch.manual_seed(0)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(VOCABULARY - 5))]
-    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    """Write the models."""
     for name in names:
         kind, sizes = MODELS[name]
-        causal = kind == "llama"
-        config = AutoConfig.for_model(
-            kind,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=2048,
-            pad_token_id=0,
-            eos_token_id=3,
-            bos_token_id=2,
-            **sizes,
-        )
-        auto = AutoModelForCausalLM if causal else AutoModelForSequenceClassification
-        auto.from_config(config).save_pretrained(folder / name)
-        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
-                   "mask_token": "[MASK]", "eos_token": "[SEP]", "bos_token": "[CLS]"}  # fmt: skip
-        PreTrainedTokenizerFast(tokenizer_object=raw, **special).save_pretrained(folder / name)
+        auto = "AutoModelForCausalLM" if kind == "llama" else "AutoModelForSequenceClassification"
+        write_model(folder / name, kind, sizes, auto, n_positions=2048)
 
 
 def write_rows(path: Path, length: int, *, causal: bool) -> None:
@@ -157,7 +124,7 @@ def write_rows(path: Path, length: int, *, causal: bool) -> None:
 
     def text() -> str:
         n_words = numbers.randint(length // 2, length - 2)
-        return " ".join(f"w{numbers.randrange(VOCABULARY - 5)}" for _ in range(n_words))
+        return " ".join(word(numbers.randrange(VOCABULARY - 5)) for _ in range(n_words))
 
     rows = ({"text": text()} | ({} if causal else {"label": "ab"[n % 2]}) for n in range(N_ROWS))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

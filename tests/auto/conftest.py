@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from known_rates import known_rates
 
-from saved_decoder import save_decoder
 from text_tasks import save_encoder
 from whet.plan import rates
 
@@ -23,12 +22,4 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny encoder."""
     folder = tmp_path_factory.mktemp("encoder")
     save_encoder(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny Llama."""
-    folder = tmp_path_factory.mktemp("decoder")
-    save_decoder(folder)
     return folder
