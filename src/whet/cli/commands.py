@@ -16,6 +16,7 @@ COMMANDS = {
     **_TRAIN,
     **_ANSWER,
     "plan": "forecast what a training will take, before it runs",
+    "tune": "train with other values of some settings, and keep the best model",
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,
@@ -28,9 +29,9 @@ COMMANDS = {
     "doctor": "check this machine and installation, with advice",
 }
 """Name -> its line in `whet --help`."""
-RESUMABLE = frozenset(_TRAIN)
+RESUMABLE = frozenset({*_TRAIN, "tune"})
 """The commands that continue with --resume_from_checkpoint."""
-RANKED = RESUMABLE
+RANKED = frozenset(_TRAIN)
 """The commands that several ranks can run together."""
 STOPPABLE = RESUMABLE | _DEMONSTRATE.keys()
 """The commands that a signal ends with a checkpoint."""

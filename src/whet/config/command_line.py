@@ -281,7 +281,7 @@ def _spelled(
             problems.append(_no_value(name))
             continue
         yield f"--{name}={text}"
-        named.add(name)
+        named |= set() if is_many(kinds.get(name)) else {name}
 
 
 def _is_flag(word: str) -> bool:

@@ -1,0 +1,546 @@
+"""`whet tune`: a study of optuna whose trials are trainings by the command itself, each a process of its own.
+
+The study chooses the values (TPE, Bergstra et al. 2011) and drops trials that fall behind the median of the earlier
+ones at the same evaluation. It is kept in a journal in the output folder, so a search that was killed continues with
+`--resume_from_checkpoint auto`: a trial that was running is trained again. The first trial has the settings as they
+were given, if they are among the values, so the best is never worse. A trial's scores are those in its `run.jsonl`.
+
+The output folder ends as one of a training with the best settings, next to `tune.json`, `tune.svg` and a folder for
+each trial.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet import console
+from whet.config.arguments import TrainingArguments
+from whet.config.settings import printable
+from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
+from whet.hardware.process import end_with
+from whet.jobs.fields import JobFields
+from whet.jobs.places import may_hold_files, require_places
+from whet.jobs.task import Task
+from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
+from whet.optional import require
+from whet.watch import files as output_files
+from whet.watch import lock, printing, record, stop
+
+_JOURNAL = "tune.journal"
+_SUMMARY, _PICTURE = "tune.json", "tune.svg"
+_DEFAULT_TRIALS = 20
+_COMPLETE_BEFORE_DROPPING = 5
+_EVERY_S = 0.2
+_MOST_REPEATS = 50
+"""So many suggestions in a row that were tried before end the search."""
+_FAILED = "failed"
+"""Attribute of a trial whose training ended in an error."""
+_AS_GIVEN = "settings as given"
+"""Attribute of the first trial: whether it has the settings of the command, which may lie outside what is searched."""
+_FIRST_FAILURES = 3
+"""So many failed trials, and no complete one, end the search: the command itself is wrong."""
+_KEPT = ("run.jsonl", "run.log", "report.html", "errors.jsonl", "trainer_state.json", "eval_confusion.csv")
+"""Files of a trial that stay when its model is removed, next to its results."""
+_OWN = (".whet.lock",)
+"""Files of a trial that are not copied."""
+_UNLIKE = {
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "token", "hub_token", "push_to_hub", "log_level",
+    "report_html", "preprocessing_num_workers", "overwrite_cache", "cache_dir",
+}  # fmt: skip
+"""Settings that may change when a search continues."""
+
+
+@dataclass
+class _Outcome:
+    """How a trial ended."""
+
+    state: str
+    """complete, dropped, failed, or stopped (time or a signal)."""
+    score: float | None
+    seconds: float
+    why: str = ""
+
+
+def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArguments) -> int:
+    """Run the search and return the exit code. Raises Stopped if a signal comes."""
+    optuna = require("optuna", needed_for="whet tune", install="optuna")
+    space = space_of(asked, job, args)
+    printing.configure(args)
+    lock.refuse_taken(Path(args.output_dir))
+    require_places(job, args)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    upload = None
+    if args.push_to_hub:
+        from whet.jobs import hub_upload
+
+        upload = hub_upload.begin(args, job)
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
+        stop.defer_signals()
+        search = _Search(optuna, task, asked, job, args, space, folder)
+        search.run()
+        search.finish()
+        if upload is not None:
+            stop.restore()  # Ctrl-C ends an upload: all files are written
+            printing.show([f"  {'uploaded to':<24}{upload.finish()}"])
+    return 0
+
+
+class _Search:
+    """One search: its study, its trials, and what is printed of them."""
+
+    def __init__(
+        self, optuna: Any, task: Task, asked: TuneArguments, job: JobFields, args: TrainingArguments,
+        space: Sequence[Values], folder: Path,
+    ) -> None:  # fmt: skip
+        self._optuna, self._task, self._asked, self._job, self._args = optuna, task, asked, job, args
+        self._space, self._folder = space, folder
+        self._greater = bool(args.greater_is_better) if args.metric_for_best_model else not task.lower_is_better
+        self._metric: str | None = None
+        self._limit_s = None if asked.time_limit is None else seconds_of(asked.time_limit)
+        self._began_s = time.perf_counter()
+        self._words = _words_of_training(asked, args, [one.name for one in space])
+        self._study = self._opened()
+
+    # ---- the study ----
+
+    def _opened(self) -> Any:
+        optuna, path = self._optuna, self._folder / _JOURNAL
+        if self._args.resume_from_checkpoint is None:
+            path.unlink(missing_ok=True)
+            for old in self._folder.glob("trial-*"):
+                shutil.rmtree(old, ignore_errors=True)
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        names = [one.study_name for one in optuna.get_all_study_summaries(storage)]
+        n_before = 0
+        if names:
+            n_before = len(optuna.load_study(study_name=names[0], storage=storage).trials)
+        study = optuna.create_study(
+            storage=storage, study_name="whet tune", load_if_exists=True,
+            direction="maximize" if self._greater else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=self._args.seed + n_before, multivariate=True),
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=_COMPLETE_BEFORE_DROPPING, n_warmup_steps=max(self._asked.min_epochs - 1, 0)
+            ),
+        )  # fmt: skip
+        settings = self._settings()
+        if "settings" in study.user_attrs:
+            self._require_same(study.user_attrs["settings"], settings)
+        else:
+            study.set_user_attr("settings", settings)
+            first = {one.name: _plain(getattr(self._owner(one.name), one.name)) for one in self._space}
+            known = {one.name: first[one.name] for one in self._space if one.has(first[one.name])}
+            study.enqueue_trial(self._encoded(known), user_attrs={_AS_GIVEN: len(known) == len(first)})
+        for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            self._again(study, trial)  # it was killed with its search
+        return study
+
+    def _again(self, study: Any, trial: Any) -> None:
+        """End a trial that was not trained to its end, and have its values tried first when the search continues."""
+        study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        known = study.get_trials(deepcopy=False)[trial.number]
+        study.enqueue_trial(known.params, user_attrs={_AS_GIVEN: known.user_attrs.get(_AS_GIVEN, False)})
+
+    def _owner(self, name: str) -> Any:
+        return self._job if hasattr(self._job, name) else self._args
+
+    def _settings(self) -> dict[str, Any]:
+        searched = {one.name for one in self._space}
+        found = {**printable(self._job), **printable(self._args)}
+        found = {name: value for name, value in found.items() if name not in _UNLIKE | searched}
+        return json.loads(json.dumps({"search": sorted(self._asked.search), **found}, default=str))
+
+    def _require_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            raise ConfigError(
+                what=f"the search in {self._folder} has other settings: {', '.join(changed)}",
+                got="; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in changed[:5]),
+                why="trials are compared, so they differ in nothing but what is searched",
+                fix="use the settings of the search that continues, or another --output_dir",
+            )
+
+    def _encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
+                for name, value in values.items()}  # fmt: skip
+
+    def _suggest(self, trial: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for one in self._space:
+            if one.choices:
+                plain = [value if isinstance(value, str | int | float | bool | None) else json.dumps(value)
+                         for value in map(_plain, one.choices)]  # fmt: skip
+                found[one.name] = trial.suggest_categorical(one.name, plain)
+            elif one.is_whole:
+                step = 1 if one.step is None else round(one.step)
+                found[one.name] = trial.suggest_int(one.name, round(one.low), round(one.high), log=one.log, step=step)
+            else:
+                found[one.name] = trial.suggest_float(one.name, one.low, one.high, log=one.log, step=one.step)
+        return found
+
+    # ---- the trials ----
+
+    def run(self) -> None:
+        """Train until the trials, or the time, are used up."""
+        states = self._optuna.trial.TrialState
+        most, said = self._planned()
+        printing.show([*self._head(), *said])
+        while True:
+            done = [one for one in self._study.get_trials(deepcopy=False) if one.state.is_finished()]
+            counted = [one for one in done if one.state != states.FAIL]
+            if len(counted) >= most or self._is_late(counted):
+                return
+            trial, values = self._next()
+            if values is None:
+                printing.show(["all combinations were tried"])
+                return
+            outcome = self._train(trial, values)
+            if outcome.state == "stopped":
+                self._again(self._study, trial)
+                if stop.requested() is not None:
+                    stop.record_progress(f"{len(counted)} trials are complete", resume_from_checkpoint="auto")
+                    stop.check(lambda name: name)
+                printing.show([self._line(trial.number, values, outcome)])
+                return
+            if outcome.state == "complete":
+                self._study.tell(trial, outcome.score)
+            else:
+                trial.set_user_attr(_FAILED, outcome.state == "failed")
+                self._study.tell(trial, state=states.PRUNED if outcome.state == "dropped" else states.FAIL)
+            printing.show([self._line(trial.number, values, outcome)])
+            self._thin()
+            failed = sum(one.user_attrs.get(_FAILED, False) for one in self._study.get_trials(deepcopy=False))
+            if not counted and outcome.state == "failed" and failed >= _FIRST_FAILURES:
+                raise DataError(
+                    what=f"the first {failed} trials failed", got=outcome.why,
+                    why="no trial was complete, so there is nothing to compare",
+                    fix=f"run the command by itself: whet {shlex.join(self._words)}",
+                )  # fmt: skip
+
+    def _next(self) -> tuple[Any, dict[str, Any] | None]:
+        """Return the next trial and its values; no values if nothing new is left to try."""
+        tried = [one.params for one in self._study.get_trials(deepcopy=False) if self._was_trained(one)]
+        for _ in range(_MOST_REPEATS):
+            trial = self._study.ask()
+            values = self._suggest(trial)
+            if trial.params not in tried:
+                return trial, values
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        return None, None
+
+    def _was_trained(self, trial: Any) -> bool:
+        return trial.state in _finished(self._optuna) or trial.user_attrs.get(_FAILED, False)
+
+    def _planned(self) -> tuple[int, list[str]]:
+        """Return how many trials there may be, and lines about the time that they take."""
+        if self._limit_s is None:
+            return self._asked.trials or _DEFAULT_TRIALS, []
+        trial_s = _forecast_s(self._task.name, self._words)
+        if trial_s is None:
+            return self._asked.trials or sys.maxsize, [f"time       as many trials as fit in {self._asked.time_limit}"]
+        fit = max(int(self._limit_s / trial_s), 1)
+        wanted = "" if self._asked.trials is None else f" of {self._asked.trials}"
+        line = (
+            f"time       a training takes about {console.duration(trial_s)} by forecast: about {fit}{wanted} fit in "
+            f"{self._asked.time_limit}, more if some are dropped"
+        )
+        return self._asked.trials or sys.maxsize, [line]
+
+    def _head(self) -> list[str]:
+        shown = [f"{one.name} {self._range(one)}" for one in self._space]
+        n_known = len(self._study.get_trials(deepcopy=False, states=_finished(self._optuna)))
+        known = f", {console.plural(n_known, 'trial')} known" if n_known else ""
+        return [f"search     {', '.join(shown)}{known}"]
+
+    def _range(self, values: Values) -> str:
+        if values.choices:
+            return "in " + " ".join(_short(_plain(one)) for one in values.choices)
+        how = " (log)" if values.log else "" if values.step is None else f" by {values.step:g}"
+        return f"{values.low:g} to {values.high:g}{how}"
+
+    def _is_late(self, counted: Sequence[Any]) -> bool:
+        if self._limit_s is None or not counted:
+            return False
+        spent = time.perf_counter() - self._began_s
+        took = [one.duration.total_seconds() for one in counted]
+        return spent + 0.5 * statistics.median(took) > self._limit_s
+
+    def _train(self, trial: Any, values: Mapping[str, Any]) -> _Outcome:
+        """Run one training to its end, unless it falls behind, the time is up or a signal comes."""
+        folder = self._folder / f"trial-{trial.number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "whet", *self._words, *_flags(values), "--output_dir", str(folder)]
+        follower = record.Follower(folder)
+        began_s, parent, errors = time.perf_counter(), os.getpid(), self._folder / f".trial-{trial.number}.err"
+        with errors.open("wb") as file:
+            child = subprocess.Popen(  # noqa: S603 - whet itself
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True,
+                preexec_fn=lambda: end_with(parent) or os._exit(1),
+            )  # fmt: skip
+        state, why = "complete", ""
+        try:
+            while child.poll() is None:
+                time.sleep(_EVERY_S)
+                if self._reported(trial, follower) and trial.should_prune():
+                    state = "dropped"
+                elif stop.requested() is not None:
+                    state, why = "stopped", "stopped by a signal"
+                elif self._limit_s is not None and time.perf_counter() - self._began_s > self._limit_s:
+                    state, why = "stopped", "the time is up"
+                if state != "complete":
+                    break
+        finally:
+            _kill(child)
+        seconds = time.perf_counter() - began_s
+        said = errors.read_text("utf-8", "replace")
+        errors.unlink(missing_ok=True)
+        if state != "complete":
+            return _Outcome(state, self._last(trial), seconds, why)
+        self._reported(trial, follower)
+        score = self._final(folder)
+        if child.returncode or score is None:
+            if child.returncode == EXIT_BAD_CONFIG and not trial.number:
+                raise ConfigError(
+                    what="the training is refused", got=hide_secrets(_first_error(said)),
+                    why="the first trial has the settings as they were given",
+                    fix=f"run it by itself: whet {shlex.join(self._words)}",
+                )  # fmt: skip
+            return _Outcome("failed", None, seconds, _first_error(said) or f"exit code {child.returncode}")
+        return _Outcome("complete", score, seconds)
+
+    def _reported(self, trial: Any, follower: record.Follower) -> bool:
+        """Report the scores of new evaluations to the study; return whether there were any."""
+        found = [one for one in follower.update() if isinstance(one, record.Evaluation)]
+        for evaluation in found:
+            score = self._score(evaluation.metrics)
+            if score is not None:
+                step = len(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+                trial.report(score, step)
+        return bool(found)
+
+    def _last(self, trial: Any) -> float | None:
+        known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        return known[max(known)] if known else None
+
+    def _score(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return the metric that trials are compared by; None if these have it not, or not as a number."""
+        if not any(name.startswith("eval_") for name in metrics):
+            return None
+        if self._metric is None:
+            self._metric = self._task.best_by(metrics, self._args)[0]
+        value = metrics.get(self._metric)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def _final(self, folder: Path) -> float | None:
+        with suppress(OSError, ValueError):
+            return self._score(json.loads((folder / "all_results.json").read_text("utf-8")))
+        return None
+
+    def _line(self, number: int, values: Mapping[str, Any], outcome: _Outcome) -> str:
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        name = (self._metric or "score").removeprefix("eval_")
+        score = "" if outcome.score is None else f"  {name} {outcome.score:.4f}"
+        ended = {"complete": "", "dropped": "  dropped: behind the median", "stopped": f"  {outcome.why}",
+                 "failed": f"  failed: {escape_controls(outcome.why)[:200]}"}[outcome.state]  # fmt: skip
+        is_best = outcome.state == "complete" and self._best() is not None and self._best().number == number
+        best = "  best so far" if is_best else ""
+        return f"trial {number:<5}{shown}{score}{ended}{best}  {console.duration(outcome.seconds)}"
+
+    def _ranked(self) -> list[Any]:
+        """Return the complete trials, the best first."""
+        complete = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        return sorted(complete, key=lambda one: (-one.value if self._greater else one.value, one.number))
+
+    def _best(self) -> Any:
+        return next(iter(self._ranked()), None)
+
+    def _thin(self) -> None:
+        """Remove the models of trials that are not among the best."""
+        kept = {one.number for one in self._ranked()[: max(self._asked.keep_trials, 1)]}
+        for folder in self._folder.glob("trial-*"):
+            if int(folder.name.partition("-")[2]) not in kept:
+                _remove_model(folder)
+
+    # ---- the end ----
+
+    def finish(self) -> None:
+        """Copy the best model to the output folder, write the summary and the picture, and print what was best."""
+        best = self._best()
+        if best is None:
+            raise DataError(
+                what="no trial was complete",
+                got=f"{console.plural(len(self._study.trials), 'trial')}",
+                why="the best model is that of a complete training",
+                fix="give more time in --time_limit, or see run.log in the folders of the trials",
+            )
+        source = self._folder / f"trial-{best.number}"
+
+        def fill(staging: Path) -> None:
+            for path in sorted(source.iterdir()):
+                if path.is_file() and not path.is_symlink() and path.name not in _OWN:
+                    shutil.copyfile(path, staging / path.name)
+
+        output_files.write_model(self._folder, fill)
+        card = self._folder / "README.md"
+        with suppress(OSError):
+            output_files.write_text(card, card.read_text("utf-8").replace(source.name, self._folder.absolute().name))
+        if not self._asked.keep_trials:
+            _remove_model(source)
+        self._write_summary(best)
+        self._draw()
+        words = [*self._words, *_flags(best.params), "--output_dir", self._args.output_dir]
+        name = (self._metric or "score").removeprefix("eval_")
+        rows = [f"  {console.shorten(one, 24):<24}{_short(value)}" for one, value in best.params.items()]
+        given = next((one for one in self._ranked() if one.user_attrs.get(_AS_GIVEN)), None)
+        gained = "" if given is None else f", {given.value:.4f} with the settings as given"
+        printing.show([
+            f"best of {console.plural(len(self._ranked()), 'complete trial')}: {name} {best.value:.4f}{gained}",
+            *rows,
+            f"  {'files in':<24}{self._folder}, a picture in {_PICTURE}",
+            "train so again:",
+            f"  whet {shlex.join(words)}",
+        ])  # fmt: skip
+
+    def _write_summary(self, best: Any) -> None:
+        trials = [
+            {
+                "number": one.number, "state": one.state.name.lower(), "score": one.value, "values": one.params,
+                "evaluations": list(one.intermediate_values.values()),
+                "seconds": one.duration.total_seconds() if one.duration is not None else None,
+            }
+            for one in self._study.get_trials(deepcopy=False)
+            if self._was_trained(one)
+        ]  # fmt: skip
+        summary = {"metric": self._metric, "greater_is_better": self._greater, "best": best.number,
+                   "values": best.params, "score": best.value, "trials": trials}  # fmt: skip
+        output_files.write_json(self._folder / _SUMMARY, summary, indent=2, on_error="stop")
+
+    def _draw(self) -> None:
+        """Draw the score of each trial by its number, and by each setting that was searched."""
+        from matplotlib.figure import Figure
+
+        trials = self._study.get_trials(deepcopy=False, states=_finished(self._optuna))
+        complete = [one for one in trials if one.value is not None and one.state.name == "COMPLETE"]
+        dropped = [(one, one.intermediate_values[max(one.intermediate_values)]) for one in trials
+                   if one.state.name == "PRUNED" and one.intermediate_values]  # fmt: skip
+        metric = (self._metric or "score").removeprefix("eval_").replace("_", " ")
+        n_panels = 1 + len(self._space)
+        columns = min(n_panels, 3)
+        rows = -(-n_panels // columns)
+        figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+        better = max if self._greater else min
+        for place, values in enumerate([None, *self._space], start=1):
+            axes = figure.add_subplot(rows, columns, place)
+            where = (lambda one: one.number) if values is None else (lambda one, name=values.name: one.params[name])
+            axes.scatter([where(one) for one in complete], [one.value for one in complete], s=22, color="#2563a8",
+                         label="complete", zorder=3)  # fmt: skip
+            if dropped:
+                axes.scatter([where(one) for one, _ in dropped], [score for _, score in dropped], s=22, marker="x",
+                             color="#8a8a8a", label="dropped")  # fmt: skip
+            if values is None:
+                best = [better(one.value for one in complete[: n + 1]) for n in range(len(complete))]
+                axes.step([one.number for one in complete], best, where="post", color="#c2571a", label="best so far")
+                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.legend(frameon=False, fontsize="small")
+            elif values.log:
+                axes.set_xscale("log")
+            axes.set_xlabel("trial" if values is None else values.name)
+            axes.set_ylabel(metric)
+            axes.spines[["top", "right"]].set_visible(False)
+        with output_files.stored(f"{_PICTURE} cannot be written", self._folder, on_error="continue"):
+            figure.savefig(self._folder / _PICTURE)
+
+
+def _finished(optuna: Any) -> tuple[Any, ...]:
+    states = optuna.trial.TrialState
+    return states.COMPLETE, states.PRUNED
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    """Return the values as flags of the command."""
+    words: list[str] = []
+    for name, value in values.items():
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+        words += [f"--{name}", repr(value) if isinstance(value, float) else text]
+    return words
+
+
+def _words_of_training(asked: TuneArguments, args: TrainingArguments, searched: Sequence[str]) -> list[str]:
+    """Return the words of a trial: those of this command without its own and what is searched, and what it implies."""
+    command = record.running_command()
+    given = [] if command is None else list(command.words[2:])
+    own = {*TuneArguments.__dataclass_fields__, *searched, "output_dir", "overwrite_output_dir",
+           "resume_from_checkpoint", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo",
+           "hub_always_push", "hub_revision", "do_train", "do_eval", "eval_strategy", "save_strategy"}  # fmt: skip
+    kept: list[str] = []
+    goes = False
+    for word in given:
+        if word.startswith("--"):
+            goes = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") in own or (
+                word[2:].partition("=")[0].replace("-", "_") in own
+            )
+        if not goes and word not in asked.search:
+            kept.append(word)
+    implied = ["--do_train", "--do_eval", "--eval_strategy", str(args.eval_strategy), "--save_strategy",
+               str(args.save_strategy)]  # fmt: skip
+    task = asked.task or (command.words[1] if command is not None else "")
+    return [task, *kept, *implied]
+
+
+def _forecast_s(task: str, words: Sequence[str]) -> float | None:
+    """Return how long a training takes by `whet plan`; None if it cannot tell."""
+    command = [sys.executable, "-m", "whet", "plan", task, *words[1:], "--json"]
+    done = subprocess.run(  # noqa: S603 - whet itself
+        command, capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+    with suppress(ValueError, KeyError, TypeError):
+        return float(json.loads(done.stdout)["time"]["total_s"])
+    return None
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the training and all that it has started."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _first_error(said: str) -> str:
+    """Return the first error among the lines that a training wrote, in one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    start = next((number for number, line in enumerate(lines) if line.startswith("error:")), None)
+    return " ".join(lines[start : start + 4]) if start is not None else " ".join(lines[-1:])
+
+
+def _remove_model(folder: Path) -> None:
+    """Remove a trial's model and checkpoints; its results, record and report stay."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in _KEPT and not path.name.endswith("_results.json"):
+            path.unlink(missing_ok=True)

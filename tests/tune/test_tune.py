@@ -1,0 +1,268 @@
+"""`whet tune`: what it tries, keeps, drops and prints; a search that was killed or stopped; what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hub_server
+from text_tasks import load, save_encoder, topic_rows, words, write_csv
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_STOPPED_AND_SAVED
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny encoder without a head."""
+    folder = tmp_path_factory.mktemp("encoder")
+    save_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV file of sentences with topics."""
+    return write_csv(tmp_path_factory.mktemp("data") / "topics.csv", topic_rows())
+
+
+def command(encoder: Path, topics: Path, out: Path, *search: str, **more: Any) -> list[str]:
+    """The words of a search over `search`, in trainings of few epochs."""
+    given = {"train_file": topics, "validation_file": topics, "num_train_epochs": 2, **more}
+    training = words("classify", encoder, out, **given)
+    at = training.index("--save_strategy") if "--save_strategy" in training else len(training)
+    return ["tune", *training[:at], *training[at + 2 :], *(["--search", *search] if search else [])]
+
+
+def process(argv: list[str]) -> subprocess.Popen[str]:
+    """Start the command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "whet", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def trials(folder: Path) -> list[dict[str, Any]]:
+    """What the summary says of each trial."""
+    return json.loads((folder / "tune.json").read_text())["trials"]
+
+
+@pytest.fixture(scope="module")
+def searched(encoder: Path, topics: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The output folder of a search of three trials, and what it printed."""
+    out = tmp_path_factory.mktemp("searched") / "out"
+    argv = command(encoder, topics, out, "learning_rate=1e-6:3e-2:log", "max_seq_length=8:16:4", "adam_beta2=0.9,0.99",
+                   trials=3, learning_rate=1e-3, max_seq_length=12, adam_beta2=0.99, num_train_epochs=6)  # fmt: skip
+    done = process(argv)
+    said, errors = done.communicate(timeout=300)
+    assert done.returncode == 0, errors
+    return out, said
+
+
+def test_first_trial_has_the_settings_as_given_and_all_are_within(searched: tuple[Path, str]) -> None:
+    found = [one["values"] for one in trials(searched[0])]
+    assert found[0] == {"learning_rate": 1e-3, "max_seq_length": 12, "adam_beta2": 0.99}
+    assert len(found) == 3
+    assert all(1e-6 <= one["learning_rate"] <= 3e-2 for one in found)
+    assert {one["max_seq_length"] for one in found} <= {8, 12, 16}
+    assert {one["adam_beta2"] for one in found} <= {0.9, 0.99}
+    assert len({json.dumps(one) for one in found}) == 3
+
+
+def test_best_model_is_the_output_and_the_only_one_that_is_kept(
+    searched: tuple[Path, str], topics: Path, tmp_path: Path
+) -> None:
+    out, _ = searched
+    summary = json.loads((out / "tune.json").read_text())
+    scores = {one["number"]: one["score"] for one in summary["trials"] if one["state"] == "complete"}
+    assert summary["metric"] == "eval_accuracy"
+    assert summary["score"] == max(scores.values()) == scores[summary["best"]]
+    models = {path.parent.name for path in out.glob("trial-*/model.safetensors")}
+    assert models == {f"trial-{summary['best']}"}
+    assert all((out / f"trial-{number}" / "report.html").exists() for number in scores)
+    assert (out / "model.safetensors").read_bytes() == (out / models.pop() / "model.safetensors").read_bytes()
+    assert run(words("classify", out, tmp_path / "again", "--do_eval", validation_file=topics,
+                     max_seq_length=summary["values"]["max_seq_length"])) == 0  # fmt: skip
+    assert load(tmp_path / "again", "eval_results.json")["eval_accuracy"] == summary["score"]
+    assert "# out" in (out / "README.md").read_text()
+    assert "<svg" in (out / "tune.svg").read_text()
+
+
+def test_printed_command_trains_the_best_model_again(searched: tuple[Path, str], tmp_path: Path) -> None:
+    out, said = searched
+    printed = shlex.split(said.splitlines()[-1])
+    assert printed[0] == "whet"
+    assert run([*printed[1:], "--output_dir", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def _waits_for(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 400
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def _has_trained(folder: Path) -> bool:
+    return (folder / "run.jsonl").exists() and '"step"' in (folder / "run.jsonl").read_text()
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_search_that_was_ended_continues(
+    number: signal.Signals, encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = command(encoder, topics, out, "learning_rate=1e-5,1e-4,1e-3", learning_rate=1e-4, num_train_epochs=40)
+    search = process(argv)
+    _waits_for(lambda: _has_trained(out / "trial-1"))
+    first = (out / "trial-0" / "all_results.json").read_bytes()
+    search.send_signal(number)
+    _, errors = search.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert search.returncode == EXIT_STOPPED_AND_SAVED, errors
+        argv = shlex.split(next(line for line in errors.splitlines() if line.startswith("whet tune")))[1:]
+    else:
+        argv += ["--resume_from_checkpoint", "auto"]
+    _waits_for(lambda: not _is_trained_in(out))
+    again = process(argv)
+    said, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert "1 trial known" in said
+    assert (out / "trial-0" / "all_results.json").read_bytes() == first
+    found = [one["values"]["learning_rate"] for one in trials(out)]
+    assert sorted(found) == [1e-5, 1e-4, 1e-3]
+    assert found[0] == 1e-4
+
+
+def _is_trained_in(folder: Path) -> bool:
+    """Whether a process of this machine trains into the folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"{folder}/trial-".encode() in path.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_search_with_other_settings_is_not_continued(
+    searched: tuple[Path, str], encoder: Path, topics: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = command(encoder, topics, searched[0], "learning_rate=1e-6:3e-2:log", resume_from_checkpoint="auto")
+    assert run(argv) == EXIT_BAD_CONFIG
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has other settings: search" in said
+    assert "num_train_epochs" in said
+
+
+@pytest.mark.night
+def test_time_limit_ends_the_search_with_a_complete_trial(encoder: Path, topics: Path, tmp_path: Path) -> None:
+    argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-6:3e-2:log", time_limit="40s",
+                   num_train_epochs=20)  # fmt: skip
+    began_s = time.monotonic()
+    search = process(argv)
+    said, errors = search.communicate(timeout=120)
+    took_s = time.monotonic() - began_s
+    assert search.returncode == 0, errors
+    assert "fit in 40s" in said
+    assert took_s < 100  # the plan and the end come on top of the limit
+    assert sum(one["state"] == "complete" for one in trials(tmp_path / "out")) >= 1
+
+
+@pytest.mark.night
+def test_trials_behind_the_median_are_dropped(encoder: Path, topics: Path, tmp_path: Path) -> None:
+    argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-9,1e-8,1e-7,1e-6,1e-2,1.1e-2,1.2e-2,1.3e-2",
+                   learning_rate=1e-2, num_train_epochs=30)  # fmt: skip
+    search = process(argv)
+    said, errors = search.communicate(timeout=300)
+    assert search.returncode == 0, errors
+    dropped = [one for one in trials(tmp_path / "out") if one["state"] == "pruned"]
+    assert dropped
+    assert any(len(one["evaluations"]) < 30 for one in dropped)
+    assert "dropped: behind the median" in said
+
+
+def test_training_that_is_refused_is_shown(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("text,label\n,\n")
+    argv = command(encoder, bad, tmp_path / "out", "learning_rate=1e-5,1e-4,1e-3,1e-2")
+    assert run(argv) == EXIT_BAD_DATA
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the first 3 trials failed" in said
+    assert "bad.csv" in said
+
+
+@pytest.mark.night
+def test_best_model_is_uploaded(encoder: Path, topics: Path, tmp_path: Path) -> None:
+    with hub_server.running() as hub:
+        argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-4,1e-3", hub_model_id="us/best")
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        env.pop("HF_HUB_OFFLINE", None)
+        done = subprocess.run(
+            [sys.executable, "-m", "whet", *argv, "--push_to_hub"], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert hub.repositories["us/best"]["model.safetensors"] == (tmp_path / "out/model.safetensors").read_bytes()
+        assert hub.messages == ["End of training"]
+
+
+@pytest.mark.parametrize(
+    ("search", "why"),
+    [
+        ("learning_rat=1:2", "did you mean learning_rate?"),
+        ("seed=1,2", "a lucky seed is no better setting"),
+        ("output_dir=a,b", "each trial has its own"),
+        ("learning_rate=1e-3:1e-5", "with LOW below HIGH"),
+        ("learning_rate=0:1:log", "begins above 0"),
+        ("learning_rate=1e-3", "has one value"),
+        ("learning_rate=a:b", "'a' is no number"),
+        ("learning_rate", "no NAME=VALUES"),
+        ("lora_r=1.5:4", "takes whole numbers"),
+        ("optim=adamw_torch,adamw_nobody", "adamw_nobody"),
+        ("learning_rate=-1:1", "learning_rate"),
+        ("label_smoothing_factor=0,2", "label_smoothing_factor"),
+    ],
+)
+def test_search_that_cannot_be_is_refused_before_any_work(
+    search: str, why: str, encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(encoder, topics, tmp_path / "out", search)) == EXIT_BAD_CONFIG
+    assert why in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"auto": "true"}, "auto is for one"),
+        ({"seeds": 3}, "trains one seed a trial"),
+        ({"eval_strategy": "no"}, "trials are not evaluated"),
+        ({"time_limit": "soon"}, "time_limit is not a time"),
+        ({"trials": 0}, "trials"),
+    ],
+)
+def test_settings_that_fit_no_search_are_refused(
+    more: dict[str, Any], why: str, encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(encoder, topics, tmp_path / "out", "learning_rate=1e-5:1e-3", **more)) == EXIT_BAD_CONFIG
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_nothing_to_search_and_unknown_task_are_refused(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(encoder, topics, tmp_path / "out")) == EXIT_BAD_CONFIG
+    assert "nothing is searched" in capsys.readouterr().err
+    assert run(["tune", "sort", "--search", "learning_rate=1:2"]) == EXIT_BAD_CONFIG
+    assert "the task to tune is unknown" in capsys.readouterr().err
