@@ -117,9 +117,7 @@ def _has_trained(folder: Path) -> bool:
 
 @pytest.mark.reliability
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_search_that_was_ended_continues(
-    number: signal.Signals, encoder: Path, topics: Path, tmp_path: Path
-) -> None:
+def test_search_that_was_ended_continues(number: signal.Signals, encoder: Path, topics: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = command(encoder, topics, out, "learning_rate=1e-5,1e-4,1e-3", learning_rate=1e-4, num_train_epochs=40)
     search = process(argv)

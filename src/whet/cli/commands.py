@@ -16,7 +16,7 @@ COMMANDS = {
     **_TRAIN,
     **_ANSWER,
     "plan": "forecast what a training will take, before it runs",
-    "tune": "train with other values of some settings, and keep the best model",
+    "tune": "search settings by training, and keep the best model",
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,

@@ -55,9 +55,8 @@ def command_for(words: Sequence[str]) -> Command:
         ),
         usage="TASK --search NAME=VALUES ... [--trials N] [--time_limit 30m] [--OPTION VALUE ...]",
         examples=(
-            "whet tune classify --search learning_rate=1e-5:1e-3:log num_train_epochs=2,4 --trials 20 \\\n"
-            "    --model_name_or_path MODEL --train_file train.csv --validation_file dev.csv --output_dir out",
-            "whet tune qa --search lora_r=4:32:log learning_rate=1e-4:2e-3:log --time_limit 2h ...",
+            "whet tune classify --search learning_rate=1e-5:1e-3:log num_train_epochs=2,4",
+            "whet tune qa --search lora_r=4:32:log --trials 20 --time_limit 2h",
         ),
         parts=(TuneArguments, *training.parts),
         main=("task", "search", "trials", "time_limit", "min_epochs", *(one for one in training.main if one != "auto")),

@@ -36,7 +36,7 @@ from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Task
 from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
-from whet.optional import require
+from whet.optional import extra, require
 from whet.watch import files as output_files
 from whet.watch import lock, printing, record, stop
 
@@ -77,7 +77,7 @@ class _Outcome:
 
 def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArguments) -> int:
     """Run the search and return the exit code. Raises Stopped if a signal comes."""
-    optuna = require("optuna", needed_for="whet tune", install="optuna")
+    optuna = require("optuna", needed_for="whet tune", install=extra("optuna"))
     space = space_of(asked, job, args)
     printing.configure(args)
     lock.refuse_taken(Path(args.output_dir))
@@ -123,10 +123,7 @@ class _Search:
             path.unlink(missing_ok=True)
             for old in self._folder.glob("trial-*"):
                 shutil.rmtree(old, ignore_errors=True)
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         names = [one.study_name for one in optuna.get_all_study_summaries(storage)]
         n_before = 0
         if names:
@@ -434,6 +431,7 @@ class _Search:
     def _draw(self) -> None:
         """Draw the score of each trial by its number, and by each setting that was searched."""
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         trials = self._study.get_trials(deepcopy=False, states=_finished(self._optuna))
         complete = [one for one in trials if one.value is not None and one.state.name == "COMPLETE"]
@@ -456,7 +454,7 @@ class _Search:
             if values is None:
                 best = [better(one.value for one in complete[: n + 1]) for n in range(len(complete))]
                 axes.step([one.number for one in complete], best, where="post", color="#c2571a", label="best so far")
-                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 axes.legend(frameon=False, fontsize="small")
             elif values.log:
                 axes.set_xscale("log")
