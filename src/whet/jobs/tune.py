@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -445,7 +446,7 @@ class _Search:
         better = max if self._greater else min
         for place, values in enumerate([None, *self._space], start=1):
             axes = figure.add_subplot(rows, columns, place)
-            where = (lambda one: one.number) if values is None else (lambda one, name=values.name: one.params[name])
+            where = partial(_place, values)
             axes.scatter([where(one) for one in complete], [one.value for one in complete], s=22, color="#2563a8",
                          label="complete", zorder=3)  # fmt: skip
             if dropped:
@@ -463,6 +464,13 @@ class _Search:
             axes.spines[["top", "right"]].set_visible(False)
         with output_files.stored(f"{_PICTURE} cannot be written", self._folder, on_error="continue"):
             figure.savefig(self._folder / _PICTURE)
+
+
+def _place(values: Values | None, trial: Any) -> Any:
+    """Return where a trial stands in a figure: by its number, or by its value; choices stand side by side."""
+    if values is None:
+        return trial.number
+    return _short(trial.params[values.name]) if values.choices else trial.params[values.name]
 
 
 def _finished(optuna: Any) -> tuple[Any, ...]:
