@@ -430,7 +430,7 @@ class _Contest:
             self.results.append((one.candidate, None, None, self._too_large(one.peak_bytes or 0)))
         slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
         for one in slow:
-            self.results.append((one.candidate, None, None, f"forecast at {choose.duration(one.step_s)}"))
+            self.results.append((one.candidate, None, None, f"forecast at {console.fine_duration(one.step_s)}"))
         own = next((one for one in self.known if one.candidate == base and one.fits), None)
         others, best = [one for one in short if one != base], None
         if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
@@ -459,7 +459,7 @@ class _Contest:
         waited_s = time.monotonic() - began_s
         for flag in flags if self.results[-1][3] == _NO_TIME else ():
             if (other := self._begun(self._without(candidate, flag))) is not None:
-                took, waited = choose.duration(self.step_s), console.duration(waited_s)
+                took, waited = console.fine_duration(self.step_s), console.duration(waited_s)
                 self.prices.append(f"{flag}: no steps came in {waited} with it, {took} a step without: leave it out")
                 other.process.end()
                 self.first = None
@@ -620,7 +620,8 @@ class _Contest:
         level = next((level for one, level, _, _ in self.results if one == asked), None)
         if level is None or best.candidate.batches >= asked.batches:
             return []
-        times = f"{choose.duration(base_s * level)} a step as {asked}, {choose.duration(base_s * best.level)} as taken"
+        asked_s, taken_s = (console.fine_duration(base_s * one) for one in (level, best.level))
+        times = f"{asked_s} a step as {asked}, {taken_s} as taken"
         return [f"--gradient_accumulation_steps {asked.batches} costs {level / best.level - 1:.0%} here ({times})"]
 
     @property
@@ -717,7 +718,7 @@ def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
         return None
     if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
         return None
-    step = "" if known.step_s is None else f", {choose.duration(known.step_s)} a step"
+    step = "" if known.step_s is None else f", {console.fine_duration(known.step_s)} a step"
     age = console.duration(max(time.time() - known.made, 0))
     _say(f"{known.candidate}{step}: as tried {age} ago on this machine; --auto_again true tries again")
     for text in known.prices:

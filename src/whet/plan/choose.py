@@ -298,7 +298,7 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
         mark, why = (">", "taken") if one.candidate == taken else (" ", why)
         held = "" if one.peak_bytes is None else console.amount(one.peak_bytes)
         name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
-        rows.append(f"{name}{duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
+        rows.append(f"{name}{console.fine_duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
     rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others[:_MOST_UNTRIED]]
     rows += [f"  {n_more} more were not tried"] if n_more > 0 else []
     count, rows_of_step = console.plural(len(tried), "setting"), console.plural(n_rows, "row")
@@ -315,7 +315,7 @@ def why_the_next_lost(results: Sequence[Result], taken: Candidate) -> str:
         return ""
     second = min(others, key=lambda one: one.step_s or 0.0)
     more = (second.step_s or 0.0) - best.step_s
-    lost = f"lost by {duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
+    lost = f"lost by {console.fine_duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
     words = f"{second.candidate} {lost}"
     if second.peak_bytes is None or best.peak_bytes is None:
         return words
@@ -329,15 +329,10 @@ _BARELY, _WORTH_SAYING = 0.015, 0.05
 
 def price(flag: str, with_s: float, without_s: float) -> str:
     """Return what a flag of the user's costs a step, or saves, and what to do about it."""
-    times = f"{duration(with_s)} a step with it, {duration(without_s)} without"
+    times = f"{console.fine_duration(with_s)} a step with it, {console.fine_duration(without_s)} without"
     if with_s > (1 + _BARELY) * without_s:
         return f"{flag} costs {with_s / without_s - 1:.0%} here ({times}): it stays on, as asked for; leave it out"
     return f"{flag} costs nothing here ({times})"
-
-
-def duration(seconds: float) -> str:
-    """Return the time of a step, to three digits."""
-    return f"{seconds:#.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:#.3g} ms".replace(". ", " ")
 
 
 def _word(value: object) -> str:
