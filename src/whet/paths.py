@@ -18,6 +18,21 @@ def default_cache_dir() -> Path | None:
         return None
 
 
+def keep_newest(path: Path, text: str, most: int) -> None:
+    """Write the text to a file of the cache at once, and remove all but the newest `most` files of its kind.
+
+    The kind is the name up to its first dash. Nothing is kept in a folder that cannot be written.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(path)
+        kind = path.name.partition("-")[0]
+        for old in sorted(path.parent.glob(f"{kind}-*"), key=lambda one: one.stat().st_mtime)[:-most]:
+            old.unlink()
+
+
 @contextmanager
 def utf8_name(folder: Path) -> Iterator[Path]:
     """Yield a UTF-8 name of the folder: its own, or one through an open file descriptor (Linux)."""

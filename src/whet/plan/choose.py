@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +22,8 @@ from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.hardware import cpu, memory, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
-from whet.paths import default_cache_dir
+from whet.kernels import native_file
+from whet.paths import default_cache_dir, keep_newest
 from whet.version import __version__
 
 Policy = Literal["blocks", "selective"]
@@ -43,6 +43,8 @@ _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
 _FORM = 1
 """Raise this when a kept choice would be made in another way."""
+_MOST_KEPT = 64
+"""Files of choices in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +406,7 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
         if found[name] and Path(found[name]).is_file():
             found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
     return {
-        "form": _FORM, "task": task, "whet": __version__,
+        "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         **{name: metadata.version(name) for name in ("torch", "transformers")},
         "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
@@ -471,14 +473,8 @@ def kept(key: Mapping[str, Any]) -> Choice | None:
 
 def keep(choice: Choice, key: Mapping[str, Any]) -> None:
     """Keep the choice; a cache that cannot be written costs the next run its trials."""
-    path = _path(key)
-    if path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps({"key": _plain(key), "choice": asdict(choice)}), "utf-8")
-        unfinished.replace(path)
+    if (path := _path(key)) is not None:
+        keep_newest(path, json.dumps({"key": _plain(key), "choice": asdict(choice)}), _MOST_KEPT)
 
 
 def _plain(key: Mapping[str, Any]) -> Any:
