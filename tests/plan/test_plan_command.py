@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,19 @@ def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert memory["free_bytes"] == 100_000_000
     assert memory["fits"] is False
     assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
+
+
+def test_a_plan_under_a_limit_on_addresses_says_what_that_leaves(folder: Path) -> None:
+    limit = 3 << 30
+    given = words("plan", folder / "model", folder / "out", "--json", "--no_time", train_file=folder / "train.csv")
+    done = subprocess.run(
+        [sys.executable, "-m", "whet", *given], capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    memory = json.loads(done.stdout)["memory"]
+    assert memory["peak_bytes"] < memory["free_bytes"] < limit
+    assert memory["fits"] is True
 
 
 def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fastest_of_them(

@@ -215,7 +215,7 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
 
     from whet import log
     from whet.engine.forecast import Forecast
-    from whet.jobs.dry_run import forecast, rates_for
+    from whet.jobs.dry_run import forecast, rates_for, room
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
@@ -223,15 +223,14 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
-        found = forecast(task, job, args)
-        free = _free(asked, found.memory.free_bytes)
-        found = replace(found, memory=found.memory.with_free(free))
+        free = _free(asked, room(args).free_bytes)
+        found = forecast(task, job, args, free)
         ways = None
         if asked.fit and free is not None and not found.memory.fits:
 
             def changed(job: Any, args: TrainingArguments) -> Forecast:
                 adds_modules = job.lora_r is not None  # peft; other changes import nothing, though this process grows
-                return forecast(task, job, args, held_bytes=None if adds_modules else found.held_bytes)
+                return forecast(task, job, args, free, held_bytes=None if adds_modules else found.held_bytes)
 
             ways = that_fit(job, args, free, found, changed)
         rates = rates_for(args, print, asked.hardware) if asked.time else None

@@ -20,7 +20,6 @@ from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, are_worth_timing, preserving_state, timed_passes
-from whet.hardware import memory
 from whet.log import logger
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
@@ -61,19 +60,18 @@ def of_run(
     optimizer: Optimizer,
     held_bytes: int,
     rehearsal: Rehearsal,
-    resident_bytes: int | None = None,
+    free_bytes: int | None = None,
 ) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
 
     `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
-    gradients. `rehearsal` is that in which the model was made, or a new one. `resident_bytes` is what the run's process
-    holds now; None: it is this one.
+    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
     once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
     found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes, *once).forecast(optimizer)
+        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
         for name in (("fp32", "bf16") if precision == "auto" else (precision,))
     ]
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
@@ -95,7 +93,7 @@ class _Memory:
     work: Workload
     rehearsal: Rehearsal
     held_bytes: int
-    resident_bytes: int | None
+    free_bytes: int | None
     update: Trace
     """What the first update of the weights takes; what it leaves is the optimizer's state."""
     trial: Sequence[Pass]
@@ -137,7 +135,7 @@ class _Memory:
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
-            free_bytes=_free(self.resident_bytes or memory.resident_bytes() or self.held_bytes, args.memory_limit_gb),
+            free_bytes=self.free_bytes,
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
@@ -245,14 +243,6 @@ def _state_tensors(trained: Sequence[torch.nn.Parameter], state_bytes: int) -> l
     total = max(_bytes(trained), 1)
     n_moments = 2 if state_bytes > 1.5 * total else 1
     return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
-
-
-def _free(held_bytes: int, limit_gb: float | None) -> int | None:
-    """Return what a run may use: what is free and what it holds, or less if it has a limit of its own."""
-    available = memory.available_bytes()
-    free = None if available is None else available + held_bytes
-    limits = [free, int(limit_gb * 2**30) if limit_gb else None]
-    return min((one for one in limits if one is not None), default=None)
 
 
 def _sum(*parts: Mapping[str, int]) -> dict[str, int]:

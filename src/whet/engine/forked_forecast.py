@@ -99,7 +99,7 @@ class ForkedForecast:
         engine, first = self._engine, self._first
         why = _why_not(engine, state.train_batch_size)
         if why is None:
-            parent = _Held.now()
+            parent = _Held.now(engine.args.memory_limit_gb)
             values = [*engine.model.parameters(), *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]
             try:
                 self._child = _Child(lambda: _forecast(engine, optimizer, parent, first), values)
@@ -127,8 +127,9 @@ def _show(found: Mapping[str, Any]) -> None:
     printing.show([f"forecast: {', '.join([*parts, console.between(found['train_s'], found['low'], found['high'])])}"])
     if peak is not None and free is not None and peak > free:
         logger.warning(
-            "this training is forecast to need %s, and %s are free: a smaller --per_device_train_batch_size with more"
-            " --gradient_accumulation_steps, or --gradient_checkpointing true, needs less",
+            "this training is forecast to need %s, and %s are free: the system may end it. A smaller"
+            " --per_device_train_batch_size with more --gradient_accumulation_steps needs less; whet plan with these"
+            " options and --fit lists what fits",
             console.amount(peak), console.amount(free),
         )  # fmt: skip
 
@@ -159,10 +160,15 @@ class _Held:
     resident_bytes: int
     anonymous_bytes: int
     """Of these, what is in no file."""
+    free_bytes: int | None
+    """What the training may hold in all."""
 
     @classmethod
-    def now(cls) -> _Held:
-        return cls(memory.resident_bytes() or 0, memory.anonymous_bytes() or 0)
+    def now(cls, limit_gb: float | None) -> _Held:
+        held = memory.resident_bytes() or 0
+        unheld = 0 if memory.address_space_bytes() is None else memory.unheld_bytes()
+        free = memory.free_bytes(held_bytes=held, unheld_bytes=unheld, limit_gb=limit_gb)
+        return cls(held, memory.anonymous_bytes() or 0, free)
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -195,13 +201,14 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
 
     rates = known_rates.cached(known_rates.key_here())
     torch.set_num_threads(1)
+    memory.lift_address_limit()
     rehearsal = Rehearsal()
     _limit_memory()
     run = engine.planned()
     optimizer.state.clear()  # its first update is rehearsed, which makes the state
     own_bytes = memory.anonymous_bytes() or 0
     held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
-    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
+    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.free_bytes)
     forecast = found.memory
     answer = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes, "parts": dict(forecast.parts)}
     return answer if rates is None else answer | _times(rates, found, run, first)

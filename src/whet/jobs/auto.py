@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -60,8 +59,6 @@ _ENDS_S = 5.0
 _LONGEST_PATH = 107
 """Bytes of the path of a socket, on Linux."""
 _LONGEST = 1 << 24
-_ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
-"""Addresses that glibc takes for each thread that allocates; next to those that compute some prepare and save."""
 
 
 # ---- in the processes of a choice ----
@@ -97,25 +94,19 @@ def _answer(line: Any, **facts: Any) -> None:
 
 def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
     """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
-    import torch
-
-    from whet.jobs.dry_run import examples_of, forecast, rates_for
+    from whet.jobs.dry_run import examples_of, forecast, rates_for, room
     from whet.plan import seconds
     from whet.store import weights
 
     if (device := weights.device_of(args.use_cpu).type) != "cpu":
         _answer(line, device=device)
         return
-    torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
-    held = memory.resident_bytes() or 0
-    mapped = max((memory.mapped_bytes() or 0) - held, 0) + _ARENA_BYTES * (torch.get_num_threads() + _OTHER_THREADS)
-    free = choose.free_bytes(args.memory_limit_gb, mapped, held)
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
+    here = room(args)
+    free = here.free_bytes
     rates = rates_for(args, lambda text: _answer(line, say=text))
     assert rates is not None
     examples, base = examples_of(task, job, args), Candidate.of(args)
-    first = forecast(task, job, args, examples)
+    first = forecast(task, job, args, free, examples)
 
     def fits(peak_bytes: int) -> bool:
         return free is None or peak_bytes <= choose.FITS_FRAC * free
@@ -123,7 +114,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     def looked_at(candidate: Candidate, found: Any = None) -> Forecast:
         if found is None:
             own = _drafted(args, **candidate.settings)
-            found = forecast(task, job, own, examples, held_bytes=first.held_bytes)
+            found = forecast(task, job, own, free, examples, first.held_bytes)
         return timed(candidate, found.memory.peak_bytes)
 
     def timed(candidate: Candidate, peak_bytes: int | None) -> Forecast:
@@ -151,7 +142,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     took = seconds.forecast(rates, first.anatomy, first.workload)
     prices = seconds.prices(rates, first.anatomy, first.workload)
     _answer(
-        line, device="cpu", free=free, mapped=mapped, split_is_fixed=why, train_s=took.train_s,
+        line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why, train_s=took.train_s,
         prices={price.flag: price.frac for price in prices},
         known=[asdict(one) for one in known], without=[asdict(one) for one in without],
     )  # fmt: skip
@@ -713,7 +704,7 @@ def _say(text: str, label: str = "auto") -> None:
 
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
-    if why := known.why_again(choose.free_bytes(args.memory_limit_gb, known.mapped_bytes)):
+    if why := known.why_again(memory.free_bytes(unheld_bytes=known.unheld_bytes, limit_gb=args.memory_limit_gb)):
         _say(f"settings are tried again: {why}")
         return None
     if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
@@ -802,7 +793,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
     return Choice(
         candidate=taken, precision=best.precision if args.precision == "auto" else None,
         step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
-        larger_bytes=min(too_large, default=None), mapped_bytes=plan["mapped"], was_busy=was_busy, took_s=took_s,
+        larger_bytes=min(too_large, default=None), unheld_bytes=plan["unheld"], was_busy=was_busy, took_s=took_s,
         lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
     )  # fmt: skip
 

@@ -104,11 +104,11 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
-    from whet.jobs.dry_run import forecast, rates_for
+    from whet.jobs.dry_run import forecast, rates_for, room
     from whet.plan import seconds
     from whet.plan import show as shown
 
-    found = forecast(task, job, args)
+    found = forecast(task, job, args, room(args).free_bytes)
     rates = rates_for(args, lambda text: printing.show([text]))
     printing.show(shown.table(found.anatomy, found.workload, found.memory))
     if rates is not None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from whet import console
 from whet.config.arguments import TrainingArguments
-from whet.hardware import cpu, memory, topology
+from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
 from whet.paths import default_cache_dir, keep_newest
@@ -41,7 +41,7 @@ _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 """So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
-_FORM = 1
+_FORM = 2
 """Raise this when a kept choice would be made in another way."""
 _MOST_KEPT = 64
 """Files of choices in the cache."""
@@ -359,21 +359,6 @@ def is_busy() -> bool:
     return median(counts) - 1 >= _BUSY_FRAC * cpu.usable_cores()
 
 
-def free_bytes(limit_gb: float | None, mapped_bytes: int, own_bytes: int = 0) -> int | None:
-    """Return what a process of the run may hold; None if the system does not say.
-
-    `mapped_bytes`: what it maps without holding it, which counts for a limit on its address space. `own_bytes`: what
-    this process holds now, and gives back before the run begins.
-    """
-    available, space = memory.available_bytes(), memory.address_space_bytes()
-    known = [
-        None if available is None else available + own_bytes,
-        int(limit_gb * 2**30) if limit_gb else None,
-        None if space is None else max(space - mapped_bytes, 0),
-    ]
-    return min((one for one in known if one is not None), default=None)
-
-
 # ---- what is kept ----
 
 _SHAPELESS = frozenset({
@@ -426,7 +411,8 @@ class Choice:
     """The most that a rank will hold; None: unknown."""
     larger_bytes: int | None = None
     """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
-    mapped_bytes: int = 0
+    unheld_bytes: int = 0
+    """Addresses that it takes and holds no memory at."""
     was_busy: bool = False
     """Whether other programs ran when it was made: fewer threads may have won by that."""
     made: float = field(default_factory=time.time)
