@@ -50,6 +50,9 @@ class Forecast:
     anatomy: Anatomy
     workload: Workload
     memory: MemoryForecast
+    """In the number format that takes the most, of those that the run may take."""
+    by_format: Mapping[str, MemoryForecast]
+    """In each of them: in one, or in both that `auto` chooses from before the first step."""
     held_bytes: int
     """What this process held once the run was prepared, without its weights."""
 
@@ -62,7 +65,7 @@ def of_run(
     rehearsal: Rehearsal,
     free_bytes: int | None = None,
 ) -> Forecast:
-    """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
+    """Return the forecast of a run on a CPU in products of this precision.
 
     `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
     gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one.
@@ -70,13 +73,14 @@ def of_run(
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
     once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
-    found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
-        for name in (("fp32", "bf16") if precision == "auto" else (precision,))
-    ]
+    of_auto = ("fp32", "bf16") if are_worth_timing(run.model) else ("fp32",)
+    found = {
+        name: _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
+        for name in (of_auto if precision == "auto" else (precision,))
+    }
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
-    peak = max(found, key=lambda one: one.peak_bytes)
-    return Forecast(anatomy=sizes, workload=work, memory=peak, held_bytes=held_bytes)
+    peak = max(found.values(), key=lambda one: one.peak_bytes)
+    return Forecast(anatomy=sizes, workload=work, memory=peak, by_format=found, held_bytes=held_bytes)
 
 
 # ---- memory ----

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +48,6 @@ _ROUND_S = 0.25
 _MOST_STEPS = 64
 _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
-_NOT_FAR = 1.15
 _SHARE_OF_DOUBTFUL = 0.5
 """Of the time for trials, for the first one with flags that may cost time; then comes one without."""
 _NO_TIME = "no time left"
@@ -107,44 +107,50 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     assert rates is not None
     examples, base = examples_of(task, job, args), Candidate.of(args)
     first = forecast(task, job, args, free, examples)
+    rehearsed: dict[Candidate, Any] = {base: first}
 
-    def fits(peak_bytes: int) -> bool:
-        return free is None or peak_bytes <= choose.FITS_FRAC * free
-
-    def looked_at(candidate: Candidate, found: Any = None) -> Forecast:
-        if found is None:
+    def look(candidate: Candidate, form: str) -> Forecast:
+        if candidate not in rehearsed:
             own = _drafted(args, **candidate.settings)
-            found = forecast(task, job, own, free, examples, first.held_bytes)
-        return timed(candidate, found.memory.peak_bytes)
+            rehearsed[candidate] = forecast(task, job, own, free, examples, first.held_bytes)
+        found = rehearsed[candidate]
+        return timed(candidate, form, found.by_format.get(form, found.memory).peak_bytes)
 
-    def timed(candidate: Candidate, peak_bytes: int | None) -> Forecast:
-        anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing)
+    def timed(candidate: Candidate, form: str, peak_bytes: int | None = None) -> Forecast:
+        anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing, precision=form)
         took = seconds.forecast(rates, anatomy, seconds.split(first.workload, candidate.rows))
-        return Forecast(
-            candidate=candidate, step_s=took.step_s, fits=peak_bytes is None or fits(peak_bytes), peak_bytes=peak_bytes
-        )
+        fits = free is None or peak_bytes is None or peak_bytes <= choose.FITS_FRAC * free
+        return Forecast(candidate=candidate, step_s=took.step_s, fits=fits, peak_bytes=peak_bytes)
 
     padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
     why = choose.fixed_split(args) or padded
     sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
-    known: list[Forecast] = []
-    for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-        larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
-        ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
-        looks = choose.largest_fitting(ways, lambda one: looked_at(one, first if one == base else None))
-        known += looks
-        largest = max((one.candidate.rows for one in looks if one.fits), default=0)
-        seen = [one.candidate for one in looks]
-        known += [timed(one, None) for one in ways if one.rows < largest and one not in seen]
-    without = []
-    if args.gradient_checkpointing:
-        without = [looked_at(replace(base, checkpointing=None, without=choose.CHECKPOINTING))]
+
+    def known_in(form: str) -> list[Forecast]:
+        known: list[Forecast] = []
+        for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
+            larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
+            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
+            looks = choose.largest_fitting(ways, lambda one: look(one, form))
+            known += looks
+            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
+            seen = [one.candidate for one in looks]
+            known += [timed(one, form) for one in ways if one.rows < largest and one not in seen]
+        return known
+
+    known = {form: known_in(form) for form in dict.fromkeys((args.precision, *first.by_format))}
+    without = {
+        form: [look(choose.without(one, flag), form) for one in tried[:1] for flag in choose.doubtful(args)]
+        for form, found in known.items()
+        for tried, _ in (choose.in_order(found, base),)
+    }
     took = seconds.forecast(rates, first.anatomy, first.workload)
     prices = seconds.prices(rates, first.anatomy, first.workload)
     _answer(
         line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why, train_s=took.train_s,
-        prices={price.flag: price.frac for price in prices},
-        known=[asdict(one) for one in known], without=[asdict(one) for one in without],
+        prices={price.flag: price.frac for price in prices}, precision=took.precision,
+        known={form: [asdict(one) for one in found] for form, found in known.items()},
+        without={form: [asdict(one) for one in found] for form, found in without.items()},
     )  # fmt: skip
 
 
@@ -160,7 +166,7 @@ _OFF: Mapping[str, Any] = {
 
 
 def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
-    """Take the first step of the run, then those that are asked for, and answer how long they took."""
+    """Answer which number format the run takes, then how long the steps took that are asked for."""
     import torch
 
     from whet.engine.prepare import align_special_tokens, follow_own_switch
@@ -188,11 +194,7 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
                 loop.take_step()
             return time.perf_counter() - began_s
 
-        take(0, 1)
-        _answer(
-            line, precision=engine.precision.name, threads=torch.get_num_threads(), peak=memory.peak_bytes(),
-            trial_s=trial_s,
-        )  # fmt: skip
+        _answer(line, precision=engine.precision.name, threads=torch.get_num_threads(), trial_s=trial_s)
         while text := line.readline(_LONGEST):
             asked = json.loads(text)
             _answer(line, seconds=take(asked["first"], asked["n"]), peak=memory.peak_bytes())
@@ -385,10 +387,14 @@ class _Runner:
 
     def round(self, number: int, until_s: float) -> float:
         """Return how long this round takes, in seconds."""
-        found = self.process.ask(until_s, first=1 + number * self.n, n=self.n)
-        self.peak_bytes = max(self.peak_bytes, *(one["peak"] or 0 for one in found))
-        self.rounds[number] = max(one["seconds"] for one in found)
+        self.rounds[number] = self.take(1 + number * self.n, self.n, until_s)
         return self.rounds[number]
+
+    def take(self, first: int, n: int, until_s: float) -> float:
+        """Take steps, and return how long they took, in seconds."""
+        found = self.process.ask(until_s, first=first, n=n)
+        self.peak_bytes = max(self.peak_bytes, *(one["peak"] or 0 for one in found))
+        return max(one["seconds"] for one in found)
 
 
 class _Contest:
@@ -398,8 +404,13 @@ class _Contest:
         self, workshop: _Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
     ) -> None:
         self.workshop, self.task, self.job, self.args = workshop, task, job, args
-        self.known = [Forecast.from_json(one) for one in plan["known"]]
-        self.without = [Forecast.from_json(one) for one in plan["without"]]
+        self._known, self._without = (
+            {form: [Forecast.from_json(one) for one in found] for form, found in plan[name].items()}
+            for name in ("known", "without")
+        )
+        self.expected_precision: str = plan["precision"]
+        self.precision: str | None = None
+        """What `auto` has chosen in the first trial."""
         self.free: int | None = plan["free"]
         self.split_is_fixed = bool(plan["split_is_fixed"])
         self.by_forecast: Mapping[str, float] = plan["prices"]
@@ -412,31 +423,45 @@ class _Contest:
         self.began_s = time.monotonic()
         self.until_s = self.began_s + job.auto_budget_s
 
+    @property
+    def known(self) -> list[Forecast]:
+        """The forecasts in the run's number format."""
+        return self._known[self._format]
+
+    @property
+    def _format(self) -> str:
+        """The number format of the run, or what `auto` should choose; auto if each of several seeds may choose."""
+        found = self.precision or self.expected_precision
+        return found if found in self._known and self.job.seeds == 1 else self.args.precision
+
+    def fitting_in_any_format(self) -> list[Forecast]:
+        """Return the forecasts that fit whatever `auto` chooses."""
+        return [one for one in self._known[self.args.precision] if one.fits]
+
+    def fits_in_some_format(self) -> bool:
+        """Return whether a candidate fits in one of the formats that the run may take."""
+        return any(one.fits for known in self._known.values() for one in known)
+
     def run(self) -> _Runner | None:
         """Return the winner; None if no candidate came to a step."""
-        base = Candidate.of(self.args)
-        short = [one.candidate for one in choose.shortlist(self.known)]
-        large = [one for one in self.known if not one.fits]
-        for one in large:
-            self.results.append((one.candidate, None, None, self._too_large(one.peak_bytes or 0)))
-        slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
-        for one in slow:
-            self.results.append((one.candidate, None, None, f"forecast at {console.fine_duration(one.step_s)}"))
-        own = next((one for one in self.known if one.candidate == base and one.fits), None)
-        others, best = [one for one in short if one != base], None
-        if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
-            least_s = choose.shortlist(self.known)[0].step_s
-            others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
-        smaller = [one.candidate for one in self.known if one.fits and one.candidate not in others]
-        for candidate in (*others, *sorted(smaller, key=lambda one: -one.rows)):
-            if best is None:
-                best = self._first(candidate)
-            elif candidate in others:
-                best = self._duel(best, candidate)
+        base, best, begun = Candidate.of(self.args), None, list[Candidate]()
+        while best is None:
+            candidate = next((one for one in chain(*choose.in_order(self.known, base)) if one not in begun), None)
+            if candidate is None:
+                return None
+            begun.append(candidate)
+            best = self._first(candidate)
             if best is None and self.prices:  # with these flags no other comes to its steps
                 return None
-        if best is None:
-            return None
+        tried, _ = choose.in_order(self.known, base)
+        for one in self.known:
+            if one.candidate not in (*tried, *begun):
+                slow = f"forecast at {console.fine_duration(one.step_s)}"
+                why = slow if one.fits else self._too_large(one.peak_bytes or 0)
+                self.results.append((one.candidate, None, None, why))
+        for candidate in tried:
+            if candidate not in begun:
+                best = self._duel(best, candidate)
         self.prices += self._price_of_accumulation(best)
         return self._in_environments(best)
 
@@ -449,16 +474,17 @@ class _Contest:
             return found
         waited_s = time.monotonic() - began_s
         for flag in flags if self.results[-1][3] == _NO_TIME else ():
-            if (other := self._begun(self._without(candidate, flag))) is not None:
+            without = choose.without(candidate, flag)
+            if self._is_forecast(without) and (other := self._begun(without)) is not None:
                 took, waited = console.fine_duration(self.step_s), console.duration(waited_s)
                 self.prices.append(f"{flag}: no steps came in {waited} with it, {took} a step without: leave it out")
                 other.process.end()
                 self.first = None
         return None
 
-    def _without(self, candidate: Candidate, flag: str) -> Candidate:
-        checkpointing = None if flag == choose.CHECKPOINTING else candidate.checkpointing
-        return replace(candidate, checkpointing=checkpointing, without=flag)
+    def _is_forecast(self, without: Candidate) -> bool:
+        """Return whether it is known that the candidate without a flag fits."""
+        return any(one.candidate == without and one.fits for one in self._without[self._format])
 
     def _in_environments(self, best: _Runner) -> _Runner:
         origin = best.candidate
@@ -498,18 +524,19 @@ class _Contest:
         began_s = time.monotonic()
         until_s = self.until_s if wanted_s is None else wanted_s
         first = self.first
-        settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
+        settings = {} if self.precision is None else {"precision": self.precision}
         process = None
         if began_s >= until_s:
             self.results.append((candidate, None, None, _NO_TIME))
             return None
         try:
             process = self.workshop.start(until_s, candidate, do="steps", settings=settings)
-            said = process.ask(until_s)
-            runner = _Runner(
-                candidate, process, time.monotonic() - began_s - said[0]["trial_s"], 1, said[0]["precision"],
-                said[0]["threads"], max(one["peak"] or 0 for one in said),
-            )  # fmt: skip
+            said = process.ask(until_s)[0]
+            runner = _Runner(candidate, process, 0.0, 1, said["precision"], said["threads"], 0)
+            if first is None:
+                self._keep_format(runner)
+            runner.take(0, 1, until_s)
+            runner.start_s = time.monotonic() - began_s - said["trial_s"]
             if first is None and self._is_too_large(runner):
                 raise _Lost(self._too_large(runner.peak_bytes))
             if first is None:
@@ -527,6 +554,18 @@ class _Contest:
             self.failed += [] if str(lost) == _NO_TIME else [candidate]
             return None
         return runner
+
+    def _keep_format(self, runner: _Runner) -> None:
+        """Keep the number format that the first trial has chosen; raise _Lost before its first step if it is too large.
+
+        It may be another one than `auto` was forecast to choose.
+        """
+        if self.args.precision != "auto":
+            return
+        self.precision = runner.precision
+        known = next((one for one in self.known if one.candidate == runner.candidate), None)
+        if known is not None and not known.fits:
+            raise _Lost(f"{self._too_large(known.peak_bytes or 0)} in {runner.precision}")
 
     def _duel(self, best: _Runner, candidate: Candidate) -> _Runner:
         """Return the faster of the two at work; the other one has ended."""
@@ -588,22 +627,28 @@ class _Contest:
         """Yield what the user's flags that may cost time cost, measured with and without them."""
         base_s = self.step_s
         for flag in choose.doubtful(self.args):
-            larger = next((one for one in self.without if one.candidate.without == flag and not one.fits), None)
-            if larger is not None:
-                room = "" if self.free is None else f", and {console.amount(self.free)} are free"
-                yield f"{flag} is needed: without it the run takes {console.amount(larger.peak_bytes or 0)}{room}"
+            candidate = choose.without(best.candidate, flag)
+            found = next((one for one in self._without[self._format] if one.candidate == candidate), None)
+            if found is None:
+                yield self._price_by_forecast(flag, "its memory is not forecast")
                 continue
-            candidate = self._without(best.candidate, flag)
+            if not found.fits:
+                room = "" if self.free is None else f", and {console.amount(self.free)} are free"
+                yield f"{flag} is needed: without it the run takes {console.amount(found.peak_bytes or 0)}{room}"
+                continue
             other, ratios, _ = self._compared(best, candidate)
             if other is None or not ratios:
-                why = f"not measured: {self.results[-1][3] if other is None else _NO_TIME}"
-                share = self.by_forecast.get(flag)
-                yield f"{flag}: {why}" if share is None else f"{flag} costs {share:.0%} by forecast ({why})"
+                yield self._price_by_forecast(flag, self.results[-1][3] if other is None else _NO_TIME)
                 continue
             other.process.end()
             other.level = best.level * median(ratios)
             self.results.append((candidate, other.level, other.peak_bytes, ""))
             yield choose.price(flag, base_s * best.level, base_s * other.level)
+
+    def _price_by_forecast(self, flag: str, why: str) -> str:
+        if (share := self.by_forecast.get(flag)) is None:
+            return f"{flag}: not measured: {why}"
+        return f"{flag} costs {share:.0%} by forecast (not measured: {why})"
 
     def _price_of_accumulation(self, best: _Runner) -> list[str]:
         """Return what the user's split into micro-batches costs, if another one with fewer is taken."""
@@ -766,14 +811,17 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
         if plan["device"] != "cpu":
             raise _on_a_gpu(plan["device"])
         contest = _Contest(workshop, plan, task, job, args)
-        if not any(one.fits for one in contest.known):
+        if not contest.fits_in_some_format():
             raise _nothing_fits(contest)
         short = plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
+        short = short and bool(contest.fitting_in_any_format())
         if short:
             took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))
             why = f"nothing is tried, as the run takes about {took} and trials up to {budget} (--auto_again tries)"
             return _by_forecast(contest, why)
         best = contest.run()
+        if best is None and not any(one.fits for one in contest.known):
+            raise _nothing_fits(contest)
         if best is None:
             choice = _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
             for text in contest.prices:
@@ -801,7 +849,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
 def _by_forecast(contest: _Contest, why: str) -> Choice | None:
     """Return what a run takes without a trial: its own settings if they fit, else the fastest forecast that does."""
     base = Candidate.of(contest.args)
-    fitting = [one for one in contest.known if one.fits and one.candidate not in contest.failed]
+    fitting = [one for one in contest.fitting_in_any_format() if one.candidate not in contest.failed]
     if not fitting or any(one.candidate == base for one in fitting):
         _say(f"{why}: the settings stay as they are")
         return None

@@ -2,7 +2,8 @@
 
 A candidate changes how fast a step is and how much memory it takes, not what it computes: how a step is split into
 micro-batches, what is recomputed, and on which threads, cores, ranks and allocator it runs. Who forecasts candidates
-and takes their steps, `jobs/auto.py` decides. Nothing here imports torch: a run whose choice is known begins at once.
+and takes their steps, `jobs/auto.py` decides. Nothing here imports torch: a run whose
+choice is known begins at once.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _SMALLEST_FRAC = 16
 """Micro-batches are not split below this part of a step: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 """So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
+_NOT_FAR = 1.15
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
 _FORM = 2
@@ -132,6 +134,12 @@ _WITHOUT: Mapping[str, Mapping[str, Any]] = {
 """Flag of the guides that may cost time on a CPU -> the settings without it."""
 
 
+def without(candidate: Candidate, flag: str) -> Candidate:
+    """Return the same without this flag of the user's."""
+    checkpointing = None if flag == CHECKPOINTING else candidate.checkpointing
+    return replace(candidate, checkpointing=checkpointing, without=flag)
+
+
 def doubtful(args: TrainingArguments) -> list[str]:
     """Return the flags among these settings whose price is measured."""
     found = [CHECKPOINTING] if args.gradient_checkpointing else []
@@ -183,6 +191,19 @@ def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
     """Return the forecasts of what may be tried, the fastest first."""
     fitting = sorted((one for one in known if one.fits), key=lambda one: one.step_s)
     return [one for one in fitting[:_MOST_SPLITS] if one.step_s <= _MOST_WORSE * fitting[0].step_s]
+
+
+def in_order(known: Sequence[Forecast], base: Candidate) -> tuple[list[Candidate], list[Candidate]]:
+    """Return what is tried, the first candidate first, and what is tried if none of these comes to a step.
+
+    `base` is the run as its user has set it: it is tried in any case, if it fits.
+    """
+    tried = [one.candidate for one in shortlist(known) if one.candidate != base]
+    own = next((one for one in known if one.candidate == base and one.fits), None)
+    if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
+        tried.insert(0 if own.step_s <= _NOT_FAR * shortlist(known)[0].step_s else 1, base)
+    smaller = [one.candidate for one in known if one.fits and one.candidate not in tried]
+    return tried, sorted(smaller, key=lambda one: -one.rows)
 
 
 def environments(
