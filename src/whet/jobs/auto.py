@@ -1,22 +1,15 @@
 """`--auto`: finds what makes this run fastest on this machine without changing its result, and runs it so.
 
-What may change, and what wins, `plan/choose.py` decides. Here are the processes. One forecasts the candidates; then the
-best few take real steps, each in a process with its own threads, cores, allocator and ranks, the best so far and the
-next in turn. All of them run the user's command, which finds in the variable `WHET_AUTO` what it is to do, and answers
-at a socket. They write nothing into the output folder. The winner then runs in this process, or in its place
-if it needs another environment.
+What may change, and what wins, `plan/choose.py` decides. Here is the contest: a process forecasts the candidates, then
+the best few take real steps (`trial_processes.py`), the best so far and the next in turn. The winner runs in this
+process, or in its place if it needs another environment.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,19 +22,17 @@ from typing import Any
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
-from whet.config.ranks import Elsewhere, checked_for, place_or_alone
-from whet.config.settings import draft
+from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import ConfigError, WhetError
 from whet.hardware import cpu, memory
-from whet.hardware.process import end_with, go_first
 from whet.jobs.task import Task
+from whet.jobs.trial_processes import NO_TIME, Lost, Process, Workshop, drafted, ordered, started_by
 from whet.launch.start import choose_libraries
-from whet.launch.words import without_secrets
 from whet.log import logger
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast, Result
 from whet.store import find, manifest
-from whet.watch import printing, record, stop
+from whet.watch import printing, record
 
 _ROUND_S = 0.25
 """A round of steps takes about this time, or is one step."""
@@ -50,318 +41,10 @@ _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
 _SHARE_OF_DOUBTFUL = 0.5
 """Of the time for trials, for the first one with flags that may cost time; then comes one without."""
-_NO_TIME = "no time left"
 _LONG_S = 1.0
 """Rounds that take longer are not repeated for each candidate as long as their first times will do."""
 _ENOUGH_S = 2.0
 """After so much time of rounds, the first candidate has taken enough of them."""
-_ENDS_S = 5.0
-_LONGEST_PATH = 107
-"""Bytes of the path of a socket, on Linux."""
-_LONGEST = 1 << 24
-
-
-# ---- in the processes of a choice ----
-
-
-def ordered() -> Mapping[str, Any] | None:
-    """Return what the process that started this one wants of it, if it is one of a choice; else None."""
-    text = os.environ.get(AUTO)
-    return None if text is None else json.loads(text)
-
-
-def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> int:
-    """Forecast candidates, or take steps as one of them, and answer at the socket; return the exit code."""
-    if place_or_alone().n_ranks == 1 and not end_with(order["parent"]):
-        return 0
-    go_first()  # rather a trial than the process that started it
-    with socket.socket(socket.AF_UNIX) as end:
-        end.connect(order["at"])
-        with end.makefile("rw", encoding="utf-8") as line:
-            try:
-                (_forecast if order["do"] == "forecast" else _take_steps)(line, order, task, job, args)
-            except WhetError as error:
-                _answer(line, error="; ".join(filter(None, (error.problems[0].what, error.problems[0].fix))))
-            except BrokenPipeError:  # nobody asks any more
-                return 0
-    return 0
-
-
-def _answer(line: Any, **facts: Any) -> None:
-    line.write(json.dumps(facts) + "\n")
-    line.flush()
-
-
-def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
-    """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
-    from whet.jobs.dry_run import examples_of, forecast, rates_for, room
-    from whet.plan import seconds
-    from whet.store import weights
-
-    if (device := weights.device_of(args.use_cpu).type) != "cpu":
-        _answer(line, device=device)
-        return
-    here = room(args)
-    free = here.free_bytes
-    rates = rates_for(args, lambda text: _answer(line, say=text))
-    assert rates is not None
-    examples, base = examples_of(task, job, args), Candidate.of(args)
-    first = forecast(task, job, args, free, examples)
-    rehearsed: dict[Candidate, Any] = {base: first}
-
-    def look(candidate: Candidate, form: str) -> Forecast:
-        if candidate not in rehearsed:
-            own = _drafted(args, **candidate.settings)
-            rehearsed[candidate] = forecast(task, job, own, free, examples, first.held_bytes)
-        found = rehearsed[candidate]
-        return timed(candidate, form, found.by_format.get(form, found.memory).peak_bytes)
-
-    def timed(candidate: Candidate, form: str, peak_bytes: int | None = None) -> Forecast:
-        anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing, precision=form)
-        took = seconds.forecast(rates, anatomy, seconds.split(first.workload, candidate.rows))
-        fits = free is None or peak_bytes is None or peak_bytes <= choose.FITS_FRAC * free
-        return Forecast(candidate=candidate, step_s=took.step_s, fits=fits, peak_bytes=peak_bytes)
-
-    padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
-    why = choose.fixed_split(args) or padded
-    sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
-
-    def known_in(form: str) -> list[Forecast]:
-        known: list[Forecast] = []
-        for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-            larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
-            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
-            looks = choose.largest_fitting(ways, lambda one: look(one, form))
-            known += looks
-            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
-            seen = [one.candidate for one in looks]
-            known += [timed(one, form) for one in ways if one.rows < largest and one not in seen]
-        return known
-
-    known = {form: known_in(form) for form in dict.fromkeys((args.precision, *first.by_format))}
-    without = {
-        form: [look(choose.without(one, flag), form) for one in tried[:1] for flag in choose.doubtful(args)]
-        for form, found in known.items()
-        for tried, _ in (choose.in_order(found, base),)
-    }
-    took = seconds.forecast(rates, first.anatomy, first.workload)
-    prices = seconds.prices(rates, first.anatomy, first.workload)
-    _answer(
-        line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why, train_s=took.train_s,
-        prices={price.flag: price.frac for price in prices}, precision=took.precision,
-        known={form: [asdict(one) for one in found] for form, found in known.items()},
-        without={form: [asdict(one) for one in found] for form, found in without.items()},
-    )  # fmt: skip
-
-
-_OFF: Mapping[str, Any] = {
-    "overwrite_output_dir": False, "do_eval": False, "do_predict": False, "resume_from_checkpoint": None,
-    "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
-    "save_strategy": "no", "save_async": False, "enable_jit_checkpoint": False, "logging_strategy": "no",
-    "logging_first_step": False, "report_to": (), "profile": False, "disable_tqdm": True, "log_level": "error",
-    "lr_scheduler_type": "constant", "lr_scheduler_kwargs": None, "warmup_steps": 0, "warmup_ratio": 0.0,
-    "memory_limit_gb": 0.0,
-}  # fmt: skip
-"""What a trial leaves out, as it belongs to no step."""
-
-
-def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
-    """Answer which number format the run takes, then how long the steps took that are asked for."""
-    import torch
-
-    from whet.engine.prepare import align_special_tokens, follow_own_switch
-    from whet.watch.determinism import deterministic
-
-    candidate = Candidate.from_json(order["candidate"])
-    if candidate.cpus:
-        os.sched_setaffinity(0, candidate.cpus)
-    args = _drafted(args, **candidate.settings, **order["settings"], **_OFF, output_dir=order["folder"])
-    engine = task.begin(job, args, {"train": task.examples(job, "train")}).engine
-    engine.events.callbacks.clear()
-    if args.precision != "auto":
-        engine.precision.chosen_in("the trials")  # else it would be timed next to fp32 each time
-    align_special_tokens(engine.model, engine.spec.processing_class)
-    follow_own_switch(engine.model, engine.args)
-    with deterministic(args.full_determinism):
-        loop, began_s = engine.new_loop(), time.perf_counter()
-        loop.start(None)
-        trial_s = time.perf_counter() - began_s
-
-        def take(first: int, n: int) -> float:
-            began_s = time.perf_counter()
-            for step in range(first, first + n):
-                loop.counters.global_step = step % loop.run.plan.n_steps
-                loop.take_step()
-            return time.perf_counter() - began_s
-
-        _answer(line, precision=engine.precision.name, threads=torch.get_num_threads(), trial_s=trial_s)
-        while text := line.readline(_LONGEST):
-            asked = json.loads(text)
-            _answer(line, seconds=take(asked["first"], asked["n"]), peak=memory.peak_bytes())
-
-
-def _drafted(settings: Any, **changed: Any) -> Any:
-    """Return the settings with these changes, which are not a run's: no rule is checked."""
-    return draft(type(settings), {one.name: getattr(settings, one.name) for one in fields(settings)} | changed)
-
-
-# ---- the processes, from outside ----
-
-
-class _Lost(Exception):  # noqa: N818 (no fault of the run)
-    """A process of a choice has not answered."""
-
-
-def _short_folder() -> Path:
-    """Return a new folder for a socket, whose path may have 107 bytes."""
-    folder = tempfile.mkdtemp(prefix="whet-auto-")
-    if len(os.fsencode(folder)) + len("/socket") <= _LONGEST_PATH:
-        return Path(folder)
-    Path(folder).rmdir()
-    return Path(tempfile.mkdtemp(prefix="whet-auto-", dir="/tmp"))
-
-
-class _Workshop:
-    """Starts the processes of a choice, and ends them; their folder goes with it."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-        self.folder = _short_folder()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self._there: list[_Process] = []
-
-    def __enter__(self) -> _Workshop:
-        stop.before_exit(self.close)
-        try:
-            self.listener.bind(str(self.folder / "socket"))
-            self.listener.listen(256)
-        except OSError:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End what was started."""
-        for one in self._there:
-            one.end(at_once=True)
-        self.listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def start(self, until_s: float, candidate: Candidate, **order: Any) -> _Process:
-        """Return the processes of a candidate, one for each rank, that have begun; raise _Lost if they do not."""
-        order |= {
-            "at": str(self.folder / "socket"),
-            "parent": os.getpid(),
-            "folder": str(self.folder / f"out-{len(self._there)}"),
-        }
-        Path(order["folder"]).mkdir()
-        order["candidate"] = asdict(candidate)
-        command, environment = started_by(candidate, self._words, str(self.folder / "logs"))
-        environment[AUTO] = json.dumps(order)
-        with (self.folder / f"{len(self._there)}.txt").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 (the command of the user)
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-            )
-        found = _Process(process, Path(output.name))
-        self._there.append(found)
-        try:
-            found.meet(self.listener, candidate.ranks, until_s)
-        except _Lost:
-            found.end(at_once=True)
-            raise
-        return found
-
-
-class _Process:
-    """The process of a candidate, or those of its ranks, which answer one line for each request."""
-
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self._process, self._output = process, output
-        self._ends: list[socket.socket] = []
-        self._lines: list[Any] = []
-
-    def meet(self, listener: socket.socket, n: int, until_s: float) -> None:
-        """Wait until all of them have connected."""
-        listener.settimeout(0.1)
-        while len(self._ends) < n:
-            with suppress(TimeoutError):
-                end, _ = listener.accept()
-                self._ends.append(end)
-                self._lines.append(end.makefile("rw", encoding="utf-8"))
-                continue
-            if self._process.poll() is not None:
-                raise _Lost(self._last_words())
-            if time.monotonic() > until_s:
-                raise _Lost(_NO_TIME)
-
-    def ask(self, until_s: float, **asked: Any) -> list[Mapping[str, Any]]:
-        """Send the request, and return the answer of each; without one, what they say by themselves."""
-        try:
-            for line in self._lines if asked else ():
-                _answer(line, **asked)
-            return [self._answer(number, until_s) for number in range(len(self._lines))]
-        except TimeoutError:
-            raise _Lost(_NO_TIME) from None
-        except OSError:
-            raise _Lost(self._last_words()) from None
-
-    def _answer(self, number: int, until_s: float) -> Mapping[str, Any]:
-        while True:
-            self._ends[number].settimeout(max(until_s - time.monotonic(), 0.05))
-            text = self._lines[number].readline(_LONGEST)
-            if not text:
-                raise _Lost(self._last_words())
-            found = json.loads(text)
-            if "error" in found:
-                raise _Lost(found["error"])
-            if "say" not in found:
-                return found
-            printing.show([found["say"]])
-
-    def _last_words(self) -> str:
-        """Return the last line of its output: why it ended."""
-        with suppress(subprocess.TimeoutExpired):
-            if (code := self._process.wait(_ENDS_S)) < 0:
-                return f"killed by {signal.Signals(-code).name}"
-        lines = self._output.read_text("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else "it ended without an answer"
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is gone."""
-        return self._process.poll() is not None
-
-    def end(self, *, at_once: bool = False) -> None:
-        """Let it end, and wait for that."""
-        for end in (*self._lines, *self._ends):
-            with suppress(OSError):
-                end.close()
-        if at_once:
-            self._process.terminate()  # a launcher stops its ranks, which are in sessions of their own
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDS_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-def started_by(candidate: Candidate, words: Sequence[str], log_dir: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs these words of whet's as this candidate, and its environment."""
-    environment = dict(os.environ)
-    command = [sys.executable, "-m", "whet", *words]
-    if candidate.ranks > 1:
-        ranks = ["--nproc_per_node", str(candidate.ranks), "--memory_allocator", candidate.allocator]
-        command[3:3] = ["launch", *ranks, "--openmp", "default", "--log_dir", log_dir, "--"]
-    elif candidate.allocator != "default":
-        library = choose_libraries(candidate.allocator, "default").allocator
-        environment["LD_PRELOAD"] = ":".join(filter(None, (environment.get("LD_PRELOAD"), str(library))))
-    if candidate.threads is not None and candidate.ranks == 1:
-        environment["OMP_NUM_THREADS"] = str(candidate.threads)
-    command, held = without_secrets(command)
-    return command, environment | held
 
 
 # ---- the contest ----
@@ -372,7 +55,7 @@ class _Runner:
     """A candidate that takes steps."""
 
     candidate: Candidate
-    process: _Process
+    process: Process
     start_s: float
     """From its process to its first step, without a trial of the number format."""
     n: int
@@ -401,7 +84,7 @@ class _Contest:
     """Tries candidates within a budget, the best so far against the next one."""
 
     def __init__(
-        self, workshop: _Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
+        self, workshop: Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
     ) -> None:
         self.workshop, self.task, self.job, self.args = workshop, task, job, args
         self._known, self._without = (
@@ -473,7 +156,7 @@ class _Contest:
             self.prices = [*self._prices(found)]
             return found
         waited_s = time.monotonic() - began_s
-        for flag in flags if self.results[-1][3] == _NO_TIME else ():
+        for flag in flags if self.results[-1][3] == NO_TIME else ():
             without = choose.without(candidate, flag)
             if self._is_forecast(without) and (other := self._begun(without)) is not None:
                 took, waited = console.fine_duration(self.step_s), console.duration(waited_s)
@@ -511,7 +194,7 @@ class _Contest:
                 args = replace(self.args, **candidate.changed(self.args))
             except WhetError:
                 return False
-            return not self.task.problems(_drafted(self.job, auto=False), args)
+            return not self.task.problems(drafted(self.job, auto=False), args)
 
     def expected(self, candidate: Candidate) -> int:
         """Return the memory of a rank of the candidate, at most."""
@@ -527,7 +210,7 @@ class _Contest:
         settings = {} if self.precision is None else {"precision": self.precision}
         process = None
         if began_s >= until_s:
-            self.results.append((candidate, None, None, _NO_TIME))
+            self.results.append((candidate, None, None, NO_TIME))
             return None
         try:
             process = self.workshop.start(until_s, candidate, do="steps", settings=settings)
@@ -538,7 +221,7 @@ class _Contest:
             runner.take(0, 1, until_s)
             runner.start_s = time.monotonic() - began_s - said["trial_s"]
             if first is None and self._is_too_large(runner):
-                raise _Lost(self._too_large(runner.peak_bytes))
+                raise Lost(self._too_large(runner.peak_bytes))
             if first is None:
                 runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, until_s), 1e-6)), _MOST_STEPS))
                 for number in range(2):
@@ -547,16 +230,16 @@ class _Contest:
                 self.first = runner
             else:
                 runner.n = first.n
-        except _Lost as lost:
+        except Lost as lost:
             if process is not None:
                 process.end(at_once=True)
             self.results.append((candidate, None, None, str(lost)))
-            self.failed += [] if str(lost) == _NO_TIME else [candidate]
+            self.failed += [] if str(lost) == NO_TIME else [candidate]
             return None
         return runner
 
     def _keep_format(self, runner: _Runner) -> None:
-        """Keep the number format that the first trial has chosen; raise _Lost before its first step if it is too large.
+        """Keep the number format that the first trial has chosen; raise Lost before its first step if it is too large.
 
         It may be another one than `auto` was forecast to choose.
         """
@@ -565,7 +248,7 @@ class _Contest:
         self.precision = runner.precision
         known = next((one for one in self.known if one.candidate == runner.candidate), None)
         if known is not None and not known.fits:
-            raise _Lost(f"{self._too_large(known.peak_bytes or 0)} in {runner.precision}")
+            raise Lost(f"{self._too_large(known.peak_bytes or 0)} in {runner.precision}")
 
     def _duel(self, best: _Runner, candidate: Candidate) -> _Runner:
         """Return the faster of the two at work; the other one has ended."""
@@ -585,10 +268,10 @@ class _Contest:
         """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
         each_s = median(best.rounds.values())
         if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
-            self.results.append((candidate, None, None, _NO_TIME))
+            self.results.append((candidate, None, None, NO_TIME))
             return None, [], ""
         if not best.process.has_ended and not self._both_fit(best.candidate, candidate):
-            with suppress(_Lost):
+            with suppress(Lost):
                 for number in range(_ALONE_ROUNDS):
                     best.round(number, self.until_s)
             best.process.end()
@@ -608,7 +291,7 @@ class _Contest:
                 pair = (best, other) if number % 2 else (other, best)
                 times = {id(one): one.round(number, self.until_s) for one in pair}
                 ratios.append(times[id(other)] / times[id(best)])
-        except _Lost as lost:
+        except Lost as lost:
             return other, ratios, str(lost)
         return other, ratios, ""
 
@@ -638,7 +321,7 @@ class _Contest:
                 continue
             other, ratios, _ = self._compared(best, candidate)
             if other is None or not ratios:
-                yield self._price_by_forecast(flag, self.results[-1][3] if other is None else _NO_TIME)
+                yield self._price_by_forecast(flag, self.results[-1][3] if other is None else NO_TIME)
                 continue
             other.process.end()
             other.level = best.level * median(ratios)
@@ -799,13 +482,13 @@ def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice 
 def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) -> Choice | None:
     """Return what trials have chosen, and say what was tried; None if nothing could be."""
     was_busy = choose.is_busy()
-    with _Workshop(words) as workshop:
+    with Workshop(words) as workshop:
         try:
             far_s = time.monotonic() + 24 * 3600
             planned = workshop.start(far_s, Candidate.of(args), do="forecast")
             plan = planned.ask(far_s)[0]
             planned.end()
-        except _Lost as lost:
+        except Lost as lost:
             _say(f"nothing is tried, as the run cannot be forecast: {lost}")
             return None
         if plan["device"] != "cpu":

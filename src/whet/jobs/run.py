@@ -76,10 +76,12 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     require_places(job, args)
     asked, choice, recorded = args, None, nullcontext()
     if job.auto:
+        from whet.jobs.trial_processes import ordered, serve
+
+        if (order := ordered()) is not None and order["do"] != "run":
+            return serve(order, task, job, args)
         from whet.jobs import auto
 
-        if (order := auto.ordered()) is not None and order["do"] != "run":
-            return auto.serve(order, task, job, args)
         args, choice = auto.chosen(task, job, args)
         recorded = auto.recorded(choice, args, asked)
     if job.dry_run:

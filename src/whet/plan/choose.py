@@ -2,7 +2,7 @@
 
 A candidate changes how fast a step is and how much memory it takes, not what it computes: how a step is split into
 micro-batches, what is recomputed, and on which threads, cores, ranks and allocator it runs. Who forecasts candidates
-and takes their steps, `jobs/auto.py` decides. Nothing here imports torch: a run whose
+and takes their steps, `jobs/auto.py` and `jobs/trial_processes.py` decide. Nothing here imports torch: a run whose
 choice is known begins at once.
 """
 
