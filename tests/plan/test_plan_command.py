@@ -174,6 +174,24 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
 
 
+def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)
+    alone = _planned(folder, capsys, memory="1TB")["memory"]
+    memory = _planned(folder, capsys, ranks=2, memory="1TB")["memory"]
+    assert memory["free_bytes"] == alone["free_bytes"] / 2
+    assert memory["parts"]["optimizer"] == alone["parts"]["optimizer"]
+    found = _planned(folder, capsys, "--fit", ranks=2, memory=str(2 * memory["peak_bytes"] - 2))
+    by_flags = {one["flags"]: one for one in found["fit"]}
+    shared = by_flags["--zero_stage 1"]
+    assert shared["same_result"]
+    assert shared["memory"]["parts"]["optimizer"] == pytest.approx(memory["parts"]["optimizer"] / 2, rel=0.1)
+    assert not any("in_backward" in flags for flags in by_flags)
+    few = _planned(folder, capsys, "--fit", memory=str(alone["peak_bytes"] - 1))["fit"]
+    assert not any("zero_stage" in one["flags"] for one in few), "one process has nobody to share with"
+
+
 def test_the_report_of_another_machine_says_what_is_free(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = {"machine": {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": 2_000_000_000}}
     (folder / "report.json").write_text(json.dumps(report))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from whet.config.rules.sharing import stage_of_run
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine import description
@@ -40,6 +41,8 @@ _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
 _KERNEL_BYTES = 700_000
+_SHARES_WEIGHTS = 2
+"""The first stage of ZeRO in which ranks share the weights."""
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 
 
@@ -124,6 +127,7 @@ class _Memory:
         update = self.update
         if planned.gradients < trained:  # shared by ranks, or freed in backward
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
+        step["workspace"] += self._gathered_bytes(in_training=True)
         passes[0] = replace(passes[0], update=update)
         moments = [(STEP, step)]
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
@@ -131,6 +135,7 @@ class _Memory:
             moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
         if self.work.eval_rows:
             evaluation, trace = self._evaluation()
+            evaluation["workspace"] += self._gathered_bytes(in_training=False)
             moments.append((EVALUATION, evaluation))
             passes.append(Pass(trace))
         heap = heap_bytes([*self.trial, *passes])
@@ -142,6 +147,15 @@ class _Memory:
             free_bytes=self.free_bytes,
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
+
+    def _gathered_bytes(self, *, in_training: bool) -> int:
+        """Return the weights of other ranks that this one has for a while."""
+        stage = stage_of_run(self.run.args)
+        if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
+            return 0
+        from whet.engine.zero import gathered_bytes
+
+        return gathered_bytes(self.run.model, stage, in_training=in_training)
 
     def _kernel_bytes(self) -> int:
         """Return the code and caches of the matrix library: one for each product, forward and backward, and size."""
@@ -353,6 +367,7 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
         n_eval_batches=-(-len(firsts) // run.place.n_ranks),
         n_saves=plan.save.times_left(0, plan.n_steps),
         n_ranks=run.place.n_ranks,
+        zero_stage=stage_of_run(args) if run.place.n_ranks > 1 else 0,
         sampled=len(steps) < n_first,
     )
 

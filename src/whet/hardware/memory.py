@@ -72,17 +72,22 @@ def available_bytes(root: Path = ROOT) -> int | None:
 
 
 def free_bytes(
-    *, held_bytes: int = 0, unheld_bytes: int = 0, limit_gb: float | None = None, root: Path = ROOT
+    *,
+    held_bytes: int = 0,
+    unheld_bytes: int = 0,
+    limit_gb: float | None = None,
+    n_processes: int = 1,
+    root: Path = ROOT,
 ) -> int | None:
-    """Return what a run may hold in all, here and now; None if the system does not say.
+    """Return what a process of a run may hold in all, here and now; None if the system does not say.
 
-    It is what is available and the `held_bytes` that this process has of it, or less: `limit_gb` (GiB) if its user has
-    set a limit, or the limit on its address space without the `unheld_bytes`, the addresses that it takes and holds no
-    memory at.
+    It is its part of what is available and of the `held_bytes` that this process has, or less: `limit_gb` (GiB) if its
+    user has set a limit, or the limit on its address space without the `unheld_bytes`, the addresses that it takes and
+    holds no memory at.
     """
     available, space = available_bytes(root), address_space_bytes()
     known = [
-        None if available is None else available + held_bytes,
+        None if available is None else (available + held_bytes) // n_processes,
         None if space is None else max(space - unheld_bytes, 0),
         int(limit_gb * 2**30) if limit_gb else None,
     ]

@@ -46,12 +46,15 @@ class Room:
 def room(args: TrainingArguments) -> Room:
     """Return the room for a run that begins in place of this process, which then has no limit on its addresses.
 
-    Or as high a limit as it may set itself: a rehearsal takes addresses, and no memory behind them.
+    Or as high a limit as it may set itself: a rehearsal takes addresses, and no memory behind them. Ranks that are
+    planned on this machine have equal parts of what is available.
     """
     torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
     unheld = memory.unheld_bytes() + _ARENA_BYTES * (torch.get_num_threads() + _OTHER_THREADS)
     held = memory.resident_bytes() or 0
-    free = memory.free_bytes(held_bytes=held, unheld_bytes=unheld, limit_gb=args.memory_limit_gb)
+    free = memory.free_bytes(
+        held_bytes=held, unheld_bytes=unheld, limit_gb=args.memory_limit_gb, n_processes=args.world_size
+    )
     memory.lift_address_limit()
     return Room(free, unheld)
 
