@@ -16,6 +16,7 @@ from test_auto_runs import asked
 from whet.cli.commands import command
 from whet.config.command_line import load as load_settings
 from whet.jobs import auto
+from whet.jobs.trial_processes import drafted
 from whet.plan.choose import Candidate, Forecast
 
 FREE = 1000
@@ -56,9 +57,10 @@ class Answers:
         self.has_ended = True
 
 
-def contest(script: Script, tmp_path: Path, **options: Any) -> auto._Contest:
+def contest(script: Script, tmp_path: Path, seeds: int = 1, **options: Any) -> auto._Contest:
     job, args = load_settings(
-        command("classify"), asked("classify", tmp_path, tmp_path / "out", auto="true", auto_ranks=1, **options)[1:]
+        command("classify"),
+        asked("classify", tmp_path, tmp_path / "out", precision="auto", auto="true", auto_ranks=1, **options)[1:],
     ).settings
     both = {one: max(peaks[one] for peaks in PEAKS.values()) for one in PEAKS["fp32"]}
     known = {
@@ -70,7 +72,7 @@ def contest(script: Script, tmp_path: Path, **options: Any) -> auto._Contest:
     }
     plan = {"known": known, "without": dict.fromkeys(known, ()), "precision": "bf16", "free": FREE,
             "split_is_fixed": "", "prices": {}}  # fmt: skip
-    return auto._Contest(script, plan, None, job, args)  # type: ignore[arg-type]
+    return auto._Contest(script, plan, None, drafted(job, seeds=seeds), args)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

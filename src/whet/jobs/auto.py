@@ -390,8 +390,8 @@ def chosen(task: Task, job: Any, args: TrainingArguments) -> tuple[TrainingArgum
         choice = _kept(known, args)
     if choice is None:
         choice = _tried(task, job, args, command.words)
-        if choice is not None and choice.step_s is not None:
-            choose.keep(choice, key)
+        if choice is not None and choice.step_s is not None and (why := choose.keep(choice, key)):
+            _say(f"the next start tries again, as the choice is not kept: {why}", "")
     if choice is None:
         return args, None
     if not job.dry_run:

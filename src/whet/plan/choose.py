@@ -24,7 +24,7 @@ from whet.config.arguments import TrainingArguments
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
-from whet.paths import default_cache_dir, keep_newest
+from whet.paths import NO_CACHE, default_cache_dir, keep_newest
 from whet.version import __version__
 
 Policy = Literal["blocks", "selective"]
@@ -478,10 +478,11 @@ def kept(key: Mapping[str, Any]) -> Choice | None:
         return None
 
 
-def keep(choice: Choice, key: Mapping[str, Any]) -> None:
-    """Keep the choice; a cache that cannot be written costs the next run its trials."""
-    if (path := _path(key)) is not None:
-        keep_newest(path, json.dumps({"key": _plain(key), "choice": asdict(choice)}), _MOST_KEPT)
+def keep(choice: Choice, key: Mapping[str, Any]) -> str | None:
+    """Keep the choice; return why it is not kept, None if it is."""
+    path = _path(key)
+    found = json.dumps({"key": _plain(key), "choice": asdict(choice)})
+    return NO_CACHE if path is None else keep_newest(path, found, _MOST_KEPT)
 
 
 def _plain(key: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 
 from whet.errors import ConfigError
 from whet.hardware import cpu
-from whet.paths import default_cache_dir, keep_newest
+from whet.paths import NO_CACHE, default_cache_dir, keep_newest
 from whet.version import __version__
 
 Kind = Literal["encoder", "decoder"]
@@ -301,14 +301,10 @@ def cached(key: Key, folder: Path | None = None) -> Rates | None:
     return found if found.key == key else None
 
 
-def keep(rates: Rates, folder: Path | None = None) -> None:
-    """Write the rates to whet's cache, and remove the oldest there.
-
-    A cache that cannot be written costs the next `whet plan` a calibration.
-    """
+def keep(rates: Rates, folder: Path | None = None) -> str | None:
+    """Write the rates to whet's cache, and remove the oldest there; return why they are not kept, None if they are."""
     path = _path(rates.key, folder)
-    if path is not None:
-        keep_newest(path, json.dumps(as_json(rates)), _MOST_KEPT)
+    return NO_CACHE if path is None else keep_newest(path, json.dumps(as_json(rates)), _MOST_KEPT)
 
 
 def _path(key: Key, folder: Path | None) -> Path | None:
@@ -346,7 +342,8 @@ def of_this_machine(say: Callable[[str], None], folder: Path | None = None) -> R
     measured = measure()
     if measured.is_busy:
         say(f"other programs were running (load {measured.load:.1f}): the forecast of the time is too long")
-    keep(measured, folder)
+    if why := keep(measured, folder):
+        say(f"the speed is measured again next time: {why}")
     return measured
 
 
