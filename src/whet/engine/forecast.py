@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from whet.config.rules.sharing import stage_of_run
-from whet.data.batch import Batch
+from whet.data.batch import Batch, filled_length
 from whet.data.store import RowStore
 from whet.engine import description
 from whet.engine.batches import BatchLoader, micro_batches_of
@@ -40,7 +40,8 @@ _SAMPLED = 8
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
-_KERNEL_BYTES = 700_000
+_KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
+"""What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
 _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
@@ -120,7 +121,6 @@ class _Memory:
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": tables,  # of tables that keep theirs
             "optimizer": planned.state or 0,
-            "workspace": self._kernel_bytes(),
             "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
         step, passes = self._step()
@@ -129,15 +129,16 @@ class _Memory:
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
         step["workspace"] += self._gathered_bytes(in_training=True)
         passes[0] = replace(passes[0], update=update)
-        moments = [(STEP, step)]
+        moments, trace_of_evaluation = [(STEP, step)], None
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
         if self.work.eval_rows:
-            evaluation, trace = self._evaluation()
+            evaluation, trace_of_evaluation = self._evaluation()
             evaluation["workspace"] += self._gathered_bytes(in_training=False)
             moments.append((EVALUATION, evaluation))
-            passes.append(Pass(trace))
+            passes.append(Pass(trace_of_evaluation))
+        there["workspace"] = self._kernel_bytes(passes[0].trace, trace_of_evaluation)
         heap = heap_bytes([*self.trial, *passes])
         moment, most = parts_of_memory.highest(moments)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
@@ -157,11 +158,21 @@ class _Memory:
 
         return gathered_bytes(self.run.model, stage, in_training=in_training)
 
-    def _kernel_bytes(self) -> int:
-        """Return the code and caches of the matrix library: one for each product, forward and backward, and size."""
-        shapes = {(one.n_in, one.n_out) for one in self.sizes.products_of("blocks")}
-        n_tokens = {batch.n_computed for step in self.work.steps for batch in step}
-        return _KERNEL_BYTES * 2 * len(shapes) * len(n_tokens)
+    def _kernel_bytes(self, step: Trace, evaluation: Trace | None) -> int:
+        """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
+
+        A packed batch has one of many numbers of rows, so that it comes together over the run.
+        """
+        run, packed = self.run, self.run.objective.packed
+        trained = _computed_tokens(run) or {batch.n_computed for each in self.work.steps for batch in each}
+        n_kept = len(step.products) * len(trained)
+        if evaluation is not None:
+            lengths = _lengths(run.eval_dataset)
+            evaluated = {batch.n_computed for batch in self.work.eval_batches}
+            if lengths is not None:
+                evaluated = _sizes_of(lengths, run.args.per_device_eval_batch_size, packed=packed)
+            n_kept += len(evaluation.products) * len(evaluated - trained)
+        return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
     def _step(self) -> tuple[dict[str, int], list[Pass]]:
         """Return what the heaviest step has at its peak, by part, and the run's steps up to it as passes.
@@ -316,6 +327,27 @@ def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
         rows = lengths[run.plan.order.rows(step)]
         found.append(int(_loads(rows, np.arange(0, len(rows), size), packed=run.objective.packed).max()))
     return found
+
+
+def _computed_tokens(run: Run) -> set[int]:
+    """Return the numbers of tokens that the micro-batches of the run compute; empty if the rows do not say."""
+    lengths, order = _lengths(run.train_dataset), run.plan.order
+    if lengths is None:
+        return set()
+    found: set[int] = set()
+    size = run.args.per_device_train_batch_size * run.place.n_ranks
+    rows_per_step = order.rows_per_batch * order.batches_per_step
+    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
+        n_left = (run.plan.n_steps - epoch * order.steps_per_epoch) * rows_per_step
+        rows = order.epochs(epoch)[: min(order.batches_per_epoch * order.rows_per_batch, n_left)]
+        found |= _sizes_of(lengths[rows], size, packed=run.objective.packed)
+    return found
+
+
+def _sizes_of(lengths: np.ndarray, n_rows: int, *, packed: bool) -> set[int]:
+    """Return the different numbers of tokens that batches of so many of these rows compute."""
+    loads = _loads(lengths, np.arange(0, len(lengths), n_rows), packed=packed).astype(int)
+    return {filled_length(n) for n in np.unique(loads).tolist()} if packed else {*np.unique(loads).tolist()}
 
 
 def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:

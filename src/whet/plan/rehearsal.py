@@ -43,6 +43,9 @@ _MADE = frozenset({"aten::zeros", "aten::empty", "aten::full", "aten::ones", "at
                    "aten::empty_strided"})  # fmt: skip
 
 
+_ONEDNN = "mkldnn::_linear_pointwise"
+_PRODUCTS = frozenset({_ONEDNN, "aten::mm", "aten::addmm", "aten::bmm"})
+"""Products; torch's own of fp32 run in MKL."""
 _PICKING = frozenset({"aten::topk", "aten::argmax", "aten::sort", "aten::max"})
 """Operators whose results say which of several places a value has, where the pass continues by them."""
 
@@ -64,6 +67,8 @@ class Trace:
 
     memories: list[Memory] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
+    products: set[Any] = field(default_factory=set)
+    """The different products that ran in oneDNN, which keeps code for each."""
 
     @property
     def turnover_bytes(self) -> int:
@@ -77,7 +82,8 @@ class Trace:
 
     def without(self, numbers: Set[int]) -> Trace:
         """Return the same as if these memories had never been allocated."""
-        return Trace(self.memories, [one for one in self.events if (one if one >= 0 else ~one) not in numbers])
+        kept = [one for one in self.events if (one if one >= 0 else ~one) not in numbers]
+        return Trace(self.memories, kept, self.products)
 
     def peak(self) -> tuple[int, set[int]]:
         """Return the most bytes that were alive at a time, and the numbers of the memories that were."""
@@ -125,7 +131,7 @@ class Rehearsal(TorchDispatchMode):
         """Begin a new trace, and return the last as it is now; what is alive now is there before the new one."""
         last, self.trace = self.trace, Trace()
         self._space.numbers.clear()
-        return Trace([*last.memories], [*last.events])
+        return Trace([*last.memories], [*last.events], last.products)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the result of an operator: computed for integers, of the right size alone for all else."""
@@ -137,6 +143,8 @@ class Rehearsal(TorchDispatchMode):
             with self:
                 return _widened(*args)
         tensors = [one for one in _flat((*args, *kwargs.values())) if isinstance(one, Tensor)]
+        if how.name in _PRODUCTS and (how.name == _ONEDNN or tensors[0].dtype != torch.float32):
+            self.trace.products.add((how.name, _key(tensors)))
         hollow = any(one.is_floating_point() or self._space.holds(one) for one in tensors)
         if how.name == "aten::_local_scalar_dense":
             return _value(tensors[0]) if self._space.holds(tensors[0]) else func(*args, **kwargs)
