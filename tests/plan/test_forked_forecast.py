@@ -21,6 +21,7 @@ from whet.cli.main import run
 from whet.engine import forked_forecast
 from whet.hardware import memory
 from whet.watch import record
+from whet.watch.meter import Ahead, Clock
 
 _PATIENCE_S = 120.0
 _NEVER_ANSWERS = "it._forecast = lambda *_: time.sleep(600)"
@@ -123,6 +124,27 @@ def test_a_training_is_the_same_with_a_forecast(
     assert history["with"] == history["without"]
     left, right = ((tmp_path / name / "model.safetensors").read_bytes() for name in history)
     assert left == right
+
+
+@pytest.mark.parametrize(("n_steps", "least", "most"), [(2, 1.1, 1.3), (100, 1.8, 2.0)])
+def test_the_pace_of_a_training_corrects_the_rates_the_more_steps_there_are(
+    n_steps: int, least: float, most: float
+) -> None:
+    """Steps take twice as long as the rates say: a busy machine. Saves wait for the disk, not for other programs."""
+    found = forked_forecast.ForkedForecast(None, lambda _: None)  # type: ignore[arg-type]
+    found._n_steps, found._began_s = n_steps, time.perf_counter()
+    clock = Clock(lambda: Ahead(n_steps=1000 - n_steps))
+    for _ in range(n_steps):
+        clock.add("forward_backward", 2.0)
+        clock.add_step(2.0, 10)
+    parts = {"forward": 400.0, "backward": 600.0, "evaluation": 100.0, "saving": 10.0}
+    answer = found._complete({"time": parts, "error_frac": 0.2}, clock)
+    steps_s = answer["time"]["forward"] + answer["time"]["backward"]
+    assert least * 1000 < steps_s < most * 1000
+    assert answer["time"]["evaluation"] == pytest.approx(steps_s / 10)
+    assert answer["time"]["saving"] == 10.0
+    assert answer["train_s"] == pytest.approx(sum(answer["time"].values()))
+    assert answer["low"] < answer["train_s"] < answer["high"]
 
 
 def test_a_training_that_will_not_fit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -129,16 +129,16 @@ class _Memory:
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
         step["workspace"] += self._gathered_bytes(in_training=True)
         passes[0] = replace(passes[0], update=update)
-        moments, trace_of_evaluation = [(STEP, step)], None
+        moments, evaluated = [(STEP, step)], None
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
         if self.work.eval_rows:
-            evaluation, trace_of_evaluation = self._evaluation()
+            evaluation, evaluated = self._evaluation()
             evaluation["workspace"] += self._gathered_bytes(in_training=False)
             moments.append((EVALUATION, evaluation))
-            passes.append(Pass(trace_of_evaluation))
-        there["workspace"] = self._kernel_bytes(passes[0].trace, trace_of_evaluation)
+            passes.append(evaluated)
+        there["workspace"] = self._kernel_bytes(passes[0], evaluated)
         heap = heap_bytes([*self.trial, *passes])
         moment, most = parts_of_memory.highest(moments)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
@@ -158,20 +158,20 @@ class _Memory:
 
         return gathered_bytes(self.run.model, stage, in_training=in_training)
 
-    def _kernel_bytes(self, step: Trace, evaluation: Trace | None) -> int:
+    def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
         """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
 
         A packed batch has one of many numbers of rows, so that it comes together over the run.
         """
         run, packed = self.run, self.run.objective.packed
         trained = _computed_tokens(run) or {batch.n_computed for each in self.work.steps for batch in each}
-        n_kept = len(step.products) * len(trained)
+        n_kept = _n_kernels(step, len(trained))
         if evaluation is not None:
             lengths = _lengths(run.eval_dataset)
             evaluated = {batch.n_computed for batch in self.work.eval_batches}
             if lengths is not None:
                 evaluated = _sizes_of(lengths, run.args.per_device_eval_batch_size, packed=packed)
-            n_kept += len(evaluation.products) * len(evaluated - trained)
+            n_kept += _n_kernels(evaluation, len(evaluated - trained))
         return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
     def _step(self) -> tuple[dict[str, int], list[Pass]]:
@@ -203,7 +203,7 @@ class _Memory:
         kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
         return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
 
-    def _evaluation(self) -> tuple[dict[str, int], Trace]:
+    def _evaluation(self) -> tuple[dict[str, int], Pass]:
         """Return what the largest batch of an evaluation allocates, by part and as it does."""
         run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
         rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
@@ -220,7 +220,7 @@ class _Memory:
                 objective.loss_sum(output, batch)
             del output
         trace = rehearsal.restart()
-        return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), trace
+        return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), Pass(trace, n_tokens=batch.n_computed)
 
 
 def _trial(run: Run, rehearsal: Rehearsal) -> list[Pass]:
@@ -327,6 +327,13 @@ def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
         rows = lengths[run.plan.order.rows(step)]
         found.append(int(_loads(rows, np.arange(0, len(rows), size), packed=run.objective.packed).max()))
     return found
+
+
+def _n_kernels(one: Pass, n_sizes: int) -> int:
+    """Return how many products a pass has in batches of so many sizes; those in which its tokens have no part, once."""
+    products = one.trace.products
+    of_tokens = sum(one.n_tokens in sizes for sizes in products)
+    return of_tokens * n_sizes + len(products) - of_tokens
 
 
 def _computed_tokens(run: Run) -> set[int]:

@@ -67,8 +67,8 @@ class Trace:
 
     memories: list[Memory] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
-    products: set[Any] = field(default_factory=set)
-    """The different products that ran in oneDNN, which keeps code for each."""
+    products: set[tuple[int, ...]] = field(default_factory=set)
+    """The sizes of the different products that ran in oneDNN, which keeps code for each."""
 
     @property
     def turnover_bytes(self) -> int:
@@ -144,7 +144,7 @@ class Rehearsal(TorchDispatchMode):
                 return _widened(*args)
         tensors = [one for one in _flat((*args, *kwargs.values())) if isinstance(one, Tensor)]
         if how.name in _PRODUCTS and (how.name == _ONEDNN or tensors[0].dtype != torch.float32):
-            self.trace.products.add((how.name, _key(tensors)))
+            self.trace.products.add(tuple(n for one in tensors for n in (*one.shape, *one.stride())))
         hollow = any(one.is_floating_point() or self._space.holds(one) for one in tensors)
         if how.name == "aten::_local_scalar_dense":
             return _value(tensors[0]) if self._space.holds(tensors[0]) else func(*args, **kwargs)

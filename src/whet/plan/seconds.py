@@ -52,6 +52,10 @@ class Seconds:
     run: Mapping[RunPart, float]
     error_frac: float
     """The forecast is off by at most this share, most of the time."""
+    evaluation_s: float = 0.0
+    """One evaluation."""
+    save_s: float = 0.0
+    """One checkpoint."""
     doubts: tuple[str, ...] = ()
     """Why the range is wider than usual."""
 
@@ -95,18 +99,21 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
         part: float(np.mean([one[part] for one in steps])) * (_usual_rows(work) if part in by_rows else 1.0)
         for part in STEP_PARTS
     }
-    evaluation = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
+    each_s = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
+    evaluation_s = work.n_eval_batches * each_s
+    save_s = work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"])
     run: dict[RunPart, float] = {
         "start": rates.numbers["start"] + _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"],
         "trial": _trial_s(rates, anatomy, work, precision),
         **{part: seconds * work.n_steps for part, seconds in step.items()},
-        "evaluation": work.n_evaluations * work.n_eval_batches * evaluation,
-        "saving": work.n_saves * work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"]),
+        "evaluation": work.n_evaluations * evaluation_s,
+        "saving": work.n_saves * save_s,
     }
     doubts = tuple(_doubts(rates, anatomy, work, precision))
     error = math.hypot(_USUAL_ERROR, rates.noise, *(width for _, width in doubts))
     return Seconds(
-        precision=precision, step=step, run=run, error_frac=error, doubts=tuple(text for text, _ in doubts)
+        precision=precision, step=step, run=run, error_frac=error, evaluation_s=evaluation_s, save_s=save_s,
+        doubts=tuple(text for text, _ in doubts),
     )  # fmt: skip
 
 
