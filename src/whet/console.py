@@ -153,10 +153,9 @@ _UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def fine_duration(seconds: float) -> str:
-    """Return a short time as 0.25 ms, 42 ms, 1.25 s or 12.5 s."""
-    if seconds < 0.1:
-        return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2g} ms"
-    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+    """Return a short time to three digits, as 0.250 ms, 42.0 ms, 0.684 s or 12.5 s: times of steps are compared."""
+    value, unit = (seconds, "s") if seconds >= 0.1 else (1e3 * seconds, "ms")
+    return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:#.3g} {unit}"
 
 
 def amount(n_bytes: float) -> str:

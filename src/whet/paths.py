@@ -18,6 +18,29 @@ def default_cache_dir() -> Path | None:
         return None
 
 
+def keep_newest(path: Path, text: str, most: int) -> str | None:
+    """Write the text to a file of the cache at once, and remove all but the newest `most` files of its kind.
+
+    The kind is the name up to its first dash. Returns why nothing could be written; None if it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        return f"{path.parent} cannot be written ({error.strerror})"
+    kind = path.name.partition("-")[0]
+    with suppress(OSError):  # another process removes them too
+        for old in sorted(path.parent.glob(f"{kind}-*"), key=lambda one: one.stat().st_mtime)[:-most]:
+            old.unlink()
+    return None
+
+
+NO_CACHE = "this user has no home folder (set XDG_CACHE_HOME)"
+"""Why nothing can be kept if `default_cache_dir` is None."""
+
+
 @contextmanager
 def utf8_name(folder: Path) -> Iterator[Path]:
     """Yield a UTF-8 name of the folder: its own, or one through an open file descriptor (Linux)."""

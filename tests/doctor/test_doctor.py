@@ -16,7 +16,7 @@ import pytest
 
 import whet
 from whet.cli.main import run
-from whet.kernels import library
+from whet.kernels import library, native_file
 
 pytestmark = pytest.mark.true_start
 
@@ -180,7 +180,7 @@ def test_with_a_source_tree_the_advice_is_to_build(copied: Path) -> None:
 def test_missing_build_tools_are_named_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
+    monkeypatch.setattr(native_file, "_candidates", lambda: iter([tmp_path / "none.so"]))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     assert run(["doctor", "--kernels", "--json"]) == 0

@@ -100,6 +100,29 @@ def test_available_memory_respects_cgroup_version_1(tmp_path: Path) -> None:
     assert memory.available_bytes(root) == 2 * _GIB
 
 
+def test_a_run_may_hold_what_every_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a/memory.max": f"{4 * _GIB}", "a/memory.current": f"{3 * _GIB}", "a/memory.stat": "anon 7\n"}
+    root = _root(tmp_path, "0::/a", files)
+    held = {"held_bytes": _GIB // 2, "root": root}
+    assert memory.free_bytes(root=root) == _GIB
+    assert memory.free_bytes(**held) == 1.5 * _GIB
+    assert memory.free_bytes(**held, limit_gb=0.75) == 0.75 * _GIB
+    assert memory.free_bytes(**held, limit_gb=0) == 1.5 * _GIB, "0 switches the guard off"
+    monkeypatch.setattr(memory, "address_space_bytes", lambda: 2 * _GIB)
+    assert memory.free_bytes(**held, unheld_bytes=_GIB) == _GIB
+    assert memory.free_bytes(**held, unheld_bytes=3 * _GIB) == 0
+
+
+def test_addresses_without_memory_are_counted() -> None:
+    before = memory.unheld_bytes()
+    with mmap.mmap(-1, 64 * 2**20) as block:
+        reserved = memory.unheld_bytes()
+        block.write(b"\1" * len(block))
+        written = memory.unheld_bytes()
+    assert reserved - before == pytest.approx(64 * 2**20, rel=0.1)
+    assert written - before == pytest.approx(0, abs=6 * 2**20)
+
+
 @pytest.mark.parametrize(
     ("text", "found"), [("always [madvise] never\n", "madvise"), ("always madvise [never]\n", "never"), ("", None)]
 )

@@ -14,7 +14,7 @@ from native_support import need_native, position_of
 
 from whet.doctor.report import Findings, broken_parts, examine_native
 from whet.errors import ConfigError
-from whet.kernels import build, library, operator
+from whet.kernels import build, library, native_file, operator
 from whet.kernels.activation import bias_act, bias_act_reference
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropout, dropout_reference
@@ -58,7 +58,7 @@ def test_smaller_instruction_set_gives_correct_results(level):
 
 
 def test_plain_torch_runs_without_the_library(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
+    monkeypatch.setattr(native_file, "_candidates", lambda: iter([tmp_path / "none.so"]))
     library.library.cache_clear()
     position = position_of([4])
     try:
@@ -85,7 +85,7 @@ def test_reported_cost_equals_the_measured_one():
 
 def test_invalid_library_file_is_not_used(monkeypatch, tmp_path, caplog):
     (tmp_path / "broken.so").write_bytes(b"not a library")
-    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "broken.so"]))
+    monkeypatch.setattr(native_file, "_candidates", lambda: iter([tmp_path / "broken.so"]))
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -99,7 +99,7 @@ def test_invalid_library_file_is_not_used(monkeypatch, tmp_path, caplog):
 def test_library_of_other_sources_is_not_used(monkeypatch, tmp_path, caplog):
     ours, other = library.library(), tmp_path / "other.so"
     other.write_bytes(ours.path.read_bytes().replace(ours.sources.encode(), b"0" * len(ours.sources)))
-    monkeypatch.setattr(library, "_candidates", lambda: iter([other]))
+    monkeypatch.setattr(native_file, "_candidates", lambda: iter([other]))
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -127,7 +127,7 @@ def test_stale_library_is_reported_once_with_a_fix(monkeypatch, caplog):
     stale = Path(
         next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
     )
-    monkeypatch.setattr(library, "_candidates", lambda: iter([stale]))
+    monkeypatch.setattr(native_file, "_candidates", lambda: iter([stale]))
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):

@@ -7,7 +7,7 @@ from typing import Any
 from whet.plan.rates import FORMATS, Key, Rates, Surface
 
 FLOPS = {"fp32": 1e11, "bf16": 2e11}
-KEY = Key(processor="a processor", cores=2, threads=2, operators="x86-64-v4", torch="2.13.0", whet="0")
+KEY = Key(processor="a processor", cores=2, threads=2, operators="x86-64-v4", native="0", torch="2.13.0", whet="0")
 
 
 def known_rates(**changes: Any) -> Rates:

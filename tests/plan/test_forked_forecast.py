@@ -21,6 +21,7 @@ from whet.cli.main import run
 from whet.engine import forked_forecast
 from whet.hardware import memory
 from whet.watch import record
+from whet.watch.meter import Ahead, Clock
 
 _PATIENCE_S = 120.0
 _NEVER_ANSWERS = "it._forecast = lambda *_: time.sleep(600)"
@@ -74,13 +75,15 @@ def forecast_of(folder: Path) -> Any:
 
 @pytest.mark.parametrize("by", ["rates", "pace"])
 def test_a_training_says_what_it_will_take(encoder: Path, tmp_path: Path, by: str) -> None:
-    """With a pool of two threads, which has run before the fork."""
+    """With a pool of two threads, which has run before the fork; by rates under a limit on addresses."""
     folder = tmp_path / "out"
     asked = {"validation_file": folder.parent / "data.json", "do_eval": "true"}  # whose rows have no labels
     words = words_of(encoder, folder, dataloader_num_workers=1, **asked)
     known = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     unknown = {"OMP_NUM_THREADS": "2", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    process = start(words, **(known if by == "rates" else unknown))
+    limit = 16 << 30
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, resource.RLIM_INFINITY))"
+    process = start(words, limited, **known) if by == "rates" else start(words, **unknown)
     found = until(lambda: forecast_of(folder) or process.poll(), "a forecast")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=_PATIENCE_S)
@@ -88,6 +91,7 @@ def test_a_training_says_what_it_will_take(encoder: Path, tmp_path: Path, by: st
     assert found["time_by"] == by
     assert 0 < found["low"] < found["train_s"] < found["high"]
     assert sum(found["parts"].values()) == found["peak_bytes"]
+    assert by == "pace" or found["peak_bytes"] < found["free_bytes"] < limit
     assert ("time" in found) == (by == "rates")
     assert sum(found.get("time", {"steps": found["train_s"]}).values()) == pytest.approx(found["train_s"])
     (line,) = (line for line in out.splitlines() if line.startswith("forecast: "))
@@ -120,6 +124,35 @@ def test_a_training_is_the_same_with_a_forecast(
     assert history["with"] == history["without"]
     left, right = ((tmp_path / name / "model.safetensors").read_bytes() for name in history)
     assert left == right
+
+
+@pytest.mark.parametrize(("n_steps", "least", "most"), [(2, 1.1, 1.3), (100, 1.8, 2.0)])
+def test_the_pace_of_a_training_corrects_the_rates_the_more_steps_there_are(
+    n_steps: int, least: float, most: float
+) -> None:
+    """Steps take twice as long as the rates say: a busy machine. Saves wait for the disk, not for other programs."""
+    found = forked_forecast.ForkedForecast(None, lambda _: None)  # type: ignore[arg-type]
+    found._n_steps, found._began_s = n_steps, time.perf_counter()
+    clock = Clock(lambda: Ahead(n_steps=1000 - n_steps))
+    for _ in range(n_steps):
+        clock.add("forward_backward", 2.0)
+        clock.add_step(2.0, 10)
+    parts = {"forward": 400.0, "backward": 600.0, "evaluation": 100.0, "saving": 10.0}
+    answer = found._complete({"time": parts, "error_frac": 0.2}, clock)
+    steps_s = answer["time"]["forward"] + answer["time"]["backward"]
+    assert least * 1000 < steps_s < most * 1000
+    assert answer["time"]["evaluation"] == pytest.approx(steps_s / 10)
+    assert answer["time"]["saving"] == 10.0
+    assert answer["train_s"] == pytest.approx(sum(answer["time"].values()))
+    assert answer["low"] < answer["train_s"] < answer["high"]
+
+
+def test_a_training_that_will_not_fit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    times = {"train_s": 100.0, "low": 90.0, "high": 110.0}
+    forked_forecast._show({"peak_bytes": 2e9, "free_bytes": 3e9} | times)
+    assert not caplog.records
+    forked_forecast._show({"peak_bytes": 2e9, "free_bytes": 1e9} | times)
+    assert "forecast to need 2.0 GB, and 1.0 GB are free" in caplog.text
 
 
 def _grows() -> dict[str, Any]:

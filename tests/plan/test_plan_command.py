@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,19 @@ def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
 
 
+def test_a_plan_under_a_limit_on_addresses_says_what_that_leaves(folder: Path) -> None:
+    limit = 3 << 30
+    given = words("plan", folder / "model", folder / "out", "--json", "--no_time", train_file=folder / "train.csv")
+    done = subprocess.run(
+        [sys.executable, "-m", "whet", *given], capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    memory = json.loads(done.stdout)["memory"]
+    assert memory["peak_bytes"] < memory["free_bytes"] < limit
+    assert memory["fits"] is True
+
+
 def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fastest_of_them(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +172,24 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     assert not found["fit"][-1]["same_result"]
     assert _planned(folder, capsys, "--fit", memory="1TB")["fit"] == []
     assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
+
+
+def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)
+    alone = _planned(folder, capsys, memory="1TB")["memory"]
+    memory = _planned(folder, capsys, ranks=2, memory="1TB")["memory"]
+    assert memory["free_bytes"] == alone["free_bytes"] / 2
+    assert memory["parts"]["optimizer"] == alone["parts"]["optimizer"]
+    found = _planned(folder, capsys, "--fit", ranks=2, memory=str(2 * memory["peak_bytes"] - 2))
+    by_flags = {one["flags"]: one for one in found["fit"]}
+    shared = by_flags["--zero_stage 1"]
+    assert shared["same_result"]
+    assert shared["memory"]["parts"]["optimizer"] == pytest.approx(memory["parts"]["optimizer"] / 2, rel=0.1)
+    assert not any("in_backward" in flags for flags in by_flags)
+    few = _planned(folder, capsys, "--fit", memory=str(alone["peak_bytes"] - 1))["fit"]
+    assert not any("zero_stage" in one["flags"] for one in few), "one process has nobody to share with"
 
 
 def test_the_report_of_another_machine_says_what_is_free(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

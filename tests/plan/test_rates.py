@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from known_rates import KEY, known_rates
 
 from whet.errors import ConfigError
+from whet.kernels import native_file
 from whet.plan import rates
 from whet.plan.rates import Curve, Surface
 
@@ -70,6 +72,7 @@ def test_rates_are_found_again(tmp_path: Path) -> None:
         {"torch": "2.14.0"},
         {"whet": "1"},
         {"operators": "torch"},
+        {"native": "of another build"},
     ],
 )
 def test_rates_of_another_machine_or_version_do_not_count(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -98,9 +101,30 @@ def test_a_damaged_file_is_no_rates(tmp_path: Path) -> None:
     assert rates.cached(KEY, tmp_path) is None
 
 
+def test_a_library_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, found = tmp_path / "library", []
+    monkeypatch.setattr(native_file, "find", lambda: file)
+    for content in (b"one", b"two", b"one"):
+        file.write_bytes(content)
+        native_file.digest.cache_clear()
+        found.append(native_file.digest())
+    native_file.digest.cache_clear()
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_newest_rates_stay_in_the_cache(tmp_path: Path) -> None:
+    keys = [replace(KEY, threads=n) for n in range(1, 12)]
+    (tmp_path / "auto-0.json").write_text("another kind")
+    for n, key in enumerate(keys):
+        rates.keep(known_rates(key=key), tmp_path)
+        os.utime(tmp_path / f"rates-{key.digest}.json", (n, n))  # some file systems have seconds alone
+    assert [rates.cached(key, tmp_path) is not None for key in keys] == [False] * 3 + [True] * 8
+    assert (tmp_path / "auto-0.json").exists()
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    rates.keep(known_rates(), tmp_path / "file" / "folder")
+    assert "cannot be written" in (rates.keep(known_rates(), tmp_path / "file" / "folder") or "")
     assert rates.cached(KEY, tmp_path / "file" / "folder") is None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from known_rates import FLOPS, known_rates
 
-from whet.console import duration
+from whet.console import duration, fine_duration
 from whet.plan.anatomy import Anatomy, MicroBatch, Product, Workload
 from whet.plan.seconds import STEP_PARTS, forecast, prices, table
 
@@ -201,3 +201,18 @@ def test_the_forecast_as_json_has_its_parts_and_its_range() -> None:
     assert told["total_s"] == pytest.approx(sum(told["run"].values()))
     assert told["step_s"] == pytest.approx(sum(told["step"].values()))
     assert told["low_s"] < told["total_s"] < told["high_s"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.5e-4, "0.250 ms"),
+        (0.0421, "42.1 ms"),
+        (0.684, "0.684 s"),
+        (1.04, "1.04 s"),
+        (99.97, "100 s"),
+        (1234.5, "1234 s"),
+    ],
+)
+def test_the_time_of_a_step_has_three_digits(seconds: float, text: str) -> None:
+    assert fine_duration(seconds) == text

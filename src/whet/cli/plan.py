@@ -16,10 +16,12 @@ from typing import Any
 from whet import console, tasks
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
-from whet.config.rules.ranges import broken_if
+from whet.config.ranks import Elsewhere, checked_for, place_or_alone
+from whet.config.rules.ranges import at_least, broken_if
 from whet.config.settings import checked, options_of
 from whet.errors import ConfigError, Problem
 from whet.models.loading.heads import CAUSAL_LM, head_named
+from whet.optional import is_installed
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -56,6 +58,7 @@ def bytes_of(text: str) -> int | None:
             why="--hardware names the report of a machine, which says what is free there",
             fix="keep --memory or --hardware",
         ),
+        at_least("ranks", 1, "it is a number of processes"),
         broken_if(
             "picture_is_svg_or_png",
             ("picture",),
@@ -78,6 +81,9 @@ class PlanArguments:
     hardware: str | None = None
     """Plan for another machine: the file that whet doctor --rates --json printed there. Without --rates it has no
     time."""
+    ranks: int = 1
+    """How many ranks will train together on one machine. What one of them holds is forecast, and its part of what is
+    free there."""
     time: bool = True
     """Forecast the time as well. The first time it measures this machine, for about ten seconds; --no_time skips it."""
     fit: bool = False
@@ -95,6 +101,15 @@ _TRIES_NOTHING = Problem(
     why="it forecasts from the sizes of a model, and auto chooses by steps that are taken",
     fix="leave --auto out; --auto with --dry_run is for the command of the training: it tries, and trains nothing",
 )
+
+
+def _one_process(n_ranks: int) -> Problem:
+    return Problem(
+        what="whet plan runs in one process",
+        got=f"one of {n_ranks} ranks",
+        why="each rank would print the same forecast",
+        fix=f"start it once, without the launcher, with --ranks {n_ranks}",
+    )
 
 
 def _trained() -> dict[str, Any]:
@@ -115,7 +130,10 @@ def command_for(words: Sequence[str]) -> Command:
         return _run(asked, task, job, args)
 
     def problems(asked: PlanArguments, job: Any, args: TrainingArguments) -> list[Problem]:
-        return [*([_TRIES_NOTHING] if job.auto else []), *task.problems(job, args)]
+        found = [_TRIES_NOTHING] if job.auto else []
+        if (place := place_or_alone()).n_ranks > 1:
+            found.append(_one_process(place.n_ranks))
+        return [*found, *task.problems(job, args)]
 
     return replace(
         training,
@@ -130,7 +148,15 @@ def command_for(words: Sequence[str]) -> Command:
             "whet plan lm --model_name_or_path MODEL --train_file book.txt --bf16 --memory 16GB --json",
         ),
         parts=(PlanArguments, *training.parts),
-        main=("task", "fit", "memory", "hardware", "picture", *(one for one in training.main if one != "auto")),
+        main=(
+            "task",
+            "fit",
+            "memory",
+            "hardware",
+            "ranks",
+            "picture",
+            *(one for one in training.main if one != "auto"),
+        ),
         lone="task",
         check=problems,
         places=lambda *_: [],
@@ -210,12 +236,19 @@ def _by_model(name: str | None) -> str | None:
 
 
 def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> int:
+    if asked.ranks == 1:
+        return _planned(asked, task, job, args)
+    with checked_for(Elsewhere(n_ranks=asked.ranks, has_deepspeed=is_installed("deepspeed"))):
+        return _planned(asked, task, job, replace(args))
+
+
+def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> int:
     import logging
     import sys
 
     from whet import log
     from whet.engine.forecast import Forecast
-    from whet.jobs.dry_run import forecast, rates_for
+    from whet.jobs.dry_run import forecast, rates_for, room
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
@@ -223,15 +256,14 @@ def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> 
     with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
-        found = forecast(task, job, args)
-        free = _free(asked, found.memory.free_bytes)
-        found = replace(found, memory=found.memory.with_free(free))
+        free = _free(asked, room(args).free_bytes)
+        found = forecast(task, job, args, free)
         ways = None
         if asked.fit and free is not None and not found.memory.fits:
 
             def changed(job: Any, args: TrainingArguments) -> Forecast:
                 adds_modules = job.lora_r is not None  # peft; other changes import nothing, though this process grows
-                return forecast(task, job, args, held_bytes=None if adds_modules else found.held_bytes)
+                return forecast(task, job, args, free, held_bytes=None if adds_modules else found.held_bytes)
 
             ways = that_fit(job, args, free, found, changed)
         rates = rates_for(args, print, asked.hardware) if asked.time else None
@@ -325,16 +357,16 @@ def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path
 
 
 def _free(asked: PlanArguments, here: int | None) -> int | None:
-    """Return what the run may use: as given, as the report of its machine says, or what is free here."""
+    """Return what a rank may use: as given, as the report of its machine says, or what is free here."""
     if asked.memory is not None:
-        return bytes_of(asked.memory)
+        return (bytes_of(asked.memory) or 0) // asked.ranks
     if asked.hardware is None:
         return here
     try:
         report = json.loads(Path(asked.hardware).read_text("utf-8"))
         machine = report["machine"]
         known = [machine[name] for name in ("memory_available_bytes", "memory_limit_bytes") if machine.get(name)]
-        return min(int(one) for one in known)
+        return min(int(one) for one in known) // asked.ranks
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             what="the report of the machine cannot be read",

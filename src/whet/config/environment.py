@@ -21,7 +21,7 @@ VARIABLES: Mapping[str, Sequence[str]] = {
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
 AUTO = "WHET_AUTO"
-"""What a process that `--auto` starts is to do: whet alone sets it (`jobs/auto.py`)."""
+"""What a process that `--auto` starts is to do: whet alone sets it (`jobs/trial_processes.py`)."""
 TRAINJOB = "KUBEFLOW_TRAINER_SERVER_URL"
 """Kubeflow's variable: where a TrainJob posts its progress."""
 _MEANINGS = {

@@ -179,7 +179,7 @@ def _memory(prepared: Prepared, optimizer: Optimizer, *, state_is_known: bool) -
 def _available(device: torch.device) -> str | None:
     if device.type == "cuda":
         return console.amount(torch.cuda.mem_get_info(device)[0])
-    free = memory.available_bytes()
+    free = memory.free_bytes(unheld_bytes=memory.mapped_bytes() or 0)
     return None if free is None else console.amount(free)
 
 

@@ -21,7 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import TRAINJOB
-from whet.config.ranks import here, require_output_for_restarts, restarted
+from whet.config.ranks import elsewhere, here, require_output_for_restarts, restarted
 from whet.engine import description
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
@@ -344,9 +344,9 @@ def _sync_of(args: TrainingArguments) -> Sync:
             logger.warning("%s", said)
     if here().n_ranks == 1:
         return Sync()
-    from whet.engine.many_ranks import joined
+    from whet.engine.many_ranks import joined, planned
 
-    return joined(args)
+    return joined(args) if elsewhere() is None else planned(args, here())
 
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from whet.data.batch import Batch
+from whet.config.rules.sharing import stage_of_run
+from whet.data.batch import Batch, filled_length
 from whet.data.store import RowStore
 from whet.engine import description
 from whet.engine.batches import BatchLoader, micro_batches_of
 from whet.engine.evaluate import logits_if
 from whet.engine.run import Run
 from whet.engine.trials.precision import Passes, are_worth_timing, preserving_state, timed_passes
-from whet.hardware import memory
 from whet.log import logger
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
@@ -40,7 +40,10 @@ _SAMPLED = 8
 _EPOCHS_LOOKED_AT = 4
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
-_KERNEL_BYTES = 700_000
+_KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
+"""What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
+_SHARES_WEIGHTS = 2
+"""The first stage of ZeRO in which ranks share the weights."""
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 
 
@@ -51,6 +54,9 @@ class Forecast:
     anatomy: Anatomy
     workload: Workload
     memory: MemoryForecast
+    """In the number format that takes the most, of those that the run may take."""
+    by_format: Mapping[str, MemoryForecast]
+    """In each of them: in one, or in both that `auto` chooses from before the first step."""
     held_bytes: int
     """What this process held once the run was prepared, without its weights."""
 
@@ -61,24 +67,24 @@ def of_run(
     optimizer: Optimizer,
     held_bytes: int,
     rehearsal: Rehearsal,
-    resident_bytes: int | None = None,
+    free_bytes: int | None = None,
 ) -> Forecast:
-    """Return the forecast of a run on a CPU in products of this precision; auto: the larger of its two.
+    """Return the forecast of a run on a CPU in products of this precision.
 
     `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
-    gradients. `rehearsal` is that in which the model was made, or a new one. `resident_bytes` is what the run's process
-    holds now; None: it is this one.
+    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
     work = _workload(run, heaviest)
     once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
-    found = [
-        _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, resident_bytes, *once).forecast(optimizer)
-        for name in (("fp32", "bf16") if precision == "auto" else (precision,))
-    ]
+    of_auto = ("fp32", "bf16") if are_worth_timing(run.model) else ("fp32",)
+    found = {
+        name: _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
+        for name in (of_auto if precision == "auto" else (precision,))
+    }
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
-    peak = max(found, key=lambda one: one.peak_bytes)
-    return Forecast(anatomy=sizes, workload=work, memory=peak, held_bytes=held_bytes)
+    peak = max(found.values(), key=lambda one: one.peak_bytes)
+    return Forecast(anatomy=sizes, workload=work, memory=peak, by_format=found, held_bytes=held_bytes)
 
 
 # ---- memory ----
@@ -95,7 +101,7 @@ class _Memory:
     work: Workload
     rehearsal: Rehearsal
     held_bytes: int
-    resident_bytes: int | None
+    free_bytes: int | None
     update: Trace
     """What the first update of the weights takes; what it leaves is the optimizer's state."""
     trial: Sequence[Pass]
@@ -115,37 +121,58 @@ class _Memory:
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": tables,  # of tables that keep theirs
             "optimizer": planned.state or 0,
-            "workspace": self._kernel_bytes(),
             "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
         step, passes = self._step()
         update = self.update
         if planned.gradients < trained:  # shared by ranks, or freed in backward
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
+        step["workspace"] += self._gathered_bytes(in_training=True)
         passes[0] = replace(passes[0], update=update)
-        moments = [(STEP, step)]
+        moments, evaluated = [(STEP, step)], None
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
         if self.work.eval_rows:
-            evaluation, trace = self._evaluation()
+            evaluation, evaluated = self._evaluation()
+            evaluation["workspace"] += self._gathered_bytes(in_training=False)
             moments.append((EVALUATION, evaluation))
-            passes.append(Pass(trace))
+            passes.append(evaluated)
+        there["workspace"] = self._kernel_bytes(passes[0], evaluated)
         heap = heap_bytes([*self.trial, *passes])
         moment, most = parts_of_memory.highest(moments)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
         return MemoryForecast(
             parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
             moment=moment,
-            free_bytes=_free(self.resident_bytes or memory.resident_bytes() or self.held_bytes, args.memory_limit_gb),
+            free_bytes=self.free_bytes,
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
-    def _kernel_bytes(self) -> int:
-        """Return the code and caches of the matrix library: one for each product, forward and backward, and size."""
-        shapes = {(one.n_in, one.n_out) for one in self.sizes.products_of("blocks")}
-        n_tokens = {batch.n_computed for step in self.work.steps for batch in step}
-        return _KERNEL_BYTES * 2 * len(shapes) * len(n_tokens)
+    def _gathered_bytes(self, *, in_training: bool) -> int:
+        """Return the weights of other ranks that this one has for a while."""
+        stage = stage_of_run(self.run.args)
+        if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
+            return 0
+        from whet.engine.zero import gathered_bytes
+
+        return gathered_bytes(self.run.model, stage, in_training=in_training)
+
+    def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
+        """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
+
+        A packed batch has one of many numbers of rows, so that it comes together over the run.
+        """
+        run, packed = self.run, self.run.objective.packed
+        trained = _computed_tokens(run) or {batch.n_computed for each in self.work.steps for batch in each}
+        n_kept = _n_kernels(step, len(trained))
+        if evaluation is not None:
+            lengths = _lengths(run.eval_dataset)
+            evaluated = {batch.n_computed for batch in self.work.eval_batches}
+            if lengths is not None:
+                evaluated = _sizes_of(lengths, run.args.per_device_eval_batch_size, packed=packed)
+            n_kept += _n_kernels(evaluation, len(evaluated - trained))
+        return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
     def _step(self) -> tuple[dict[str, int], list[Pass]]:
         """Return what the heaviest step has at its peak, by part, and the run's steps up to it as passes.
@@ -176,7 +203,7 @@ class _Memory:
         kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
         return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
 
-    def _evaluation(self) -> tuple[dict[str, int], Trace]:
+    def _evaluation(self) -> tuple[dict[str, int], Pass]:
         """Return what the largest batch of an evaluation allocates, by part and as it does."""
         run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
         rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
@@ -193,7 +220,7 @@ class _Memory:
                 objective.loss_sum(output, batch)
             del output
         trace = rehearsal.restart()
-        return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), trace
+        return parts_of_memory.of_trace(trace, set(), self.sizes.vocabulary), Pass(trace, n_tokens=batch.n_computed)
 
 
 def _trial(run: Run, rehearsal: Rehearsal) -> list[Pass]:
@@ -245,14 +272,6 @@ def _state_tensors(trained: Sequence[torch.nn.Parameter], state_bytes: int) -> l
     total = max(_bytes(trained), 1)
     n_moments = 2 if state_bytes > 1.5 * total else 1
     return [int(state_bytes / n_moments * one.nbytes / total) for one in trained for _ in range(n_moments)]
-
-
-def _free(held_bytes: int, limit_gb: float | None) -> int | None:
-    """Return what a run may use: what is free and what it holds, or less if it has a limit of its own."""
-    available = memory.available_bytes()
-    free = None if available is None else available + held_bytes
-    limits = [free, int(limit_gb * 2**30) if limit_gb else None]
-    return min((one for one in limits if one is not None), default=None)
 
 
 def _sum(*parts: Mapping[str, int]) -> dict[str, int]:
@@ -310,6 +329,34 @@ def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
     return found
 
 
+def _n_kernels(one: Pass, n_sizes: int) -> int:
+    """Return how many products a pass has in batches of so many sizes; those in which its tokens have no part, once."""
+    products = one.trace.products
+    of_tokens = sum(one.n_tokens in sizes for sizes in products)
+    return of_tokens * n_sizes + len(products) - of_tokens
+
+
+def _computed_tokens(run: Run) -> set[int]:
+    """Return the numbers of tokens that the micro-batches of the run compute; empty if the rows do not say."""
+    lengths, order = _lengths(run.train_dataset), run.plan.order
+    if lengths is None:
+        return set()
+    found: set[int] = set()
+    size = run.args.per_device_train_batch_size * run.place.n_ranks
+    rows_per_step = order.rows_per_batch * order.batches_per_step
+    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
+        n_left = (run.plan.n_steps - epoch * order.steps_per_epoch) * rows_per_step
+        rows = order.epochs(epoch)[: min(order.batches_per_epoch * order.rows_per_batch, n_left)]
+        found |= _sizes_of(lengths[rows], size, packed=run.objective.packed)
+    return found
+
+
+def _sizes_of(lengths: np.ndarray, n_rows: int, *, packed: bool) -> set[int]:
+    """Return the different numbers of tokens that batches of so many of these rows compute."""
+    loads = _loads(lengths, np.arange(0, len(lengths), n_rows), packed=packed).astype(int)
+    return {filled_length(n) for n in np.unique(loads).tolist()} if packed else {*np.unique(loads).tolist()}
+
+
 def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:
     """Return the tokens that each batch computes: those of its rows, or its rows times its longest."""
     if packed:
@@ -359,6 +406,7 @@ def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
         n_eval_batches=-(-len(firsts) // run.place.n_ranks),
         n_saves=plan.save.times_left(0, plan.n_steps),
         n_ranks=run.place.n_ranks,
+        zero_stage=stage_of_run(args) if run.place.n_ranks > 1 else 0,
         sampled=len(steps) < n_first,
     )
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from whet.engine.forecast import Forecast
     from whet.engine.run import Run
     from whet.plan.rates import Rates
+    from whet.watch.meter import Clock
 
 LEAST_S = 60.0
 """A training that is done sooner has no forecast."""
@@ -60,6 +61,8 @@ _LOWEST_PRIORITY = 19
 _ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
 """How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
 of one step, which is less for the mean of several."""
+_PAUSES = ("evaluation", "saving")
+"""Parts of the time between steps."""
 _MADV_DONTNEED = 4
 
 
@@ -67,8 +70,8 @@ class ForkedForecast:
     """The callback of an engine that forecasts its training; `found` gets the forecast once there is one.
 
     A forecast has `peak_bytes` and `free_bytes`, None if the model cannot be rehearsed, else also its `parts`;
-    `train_s`, `low` and `high` in seconds, of this process's training from its begin; and `time_by`: rates, with the
-    parts of the `time`, or pace.
+    `train_s`, `low` and `high` in seconds, of this process's training from its begin; and `time_by`: rates of the
+    machine and the pace so far, with the parts of the `time`, or pace alone.
     """
 
     def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
@@ -86,7 +89,7 @@ class ForkedForecast:
             self._begin(state, known["optimizer"])
         elif self._child is not None and (answer := self._child.answer()) is not None:
             self._child = None
-            found = self._complete(answer, meter.clock.left_s)
+            found = self._complete(answer, meter.clock)
             self._found(found)
             _show(found)
 
@@ -99,7 +102,7 @@ class ForkedForecast:
         engine, first = self._engine, self._first
         why = _why_not(engine, state.train_batch_size)
         if why is None:
-            parent = _Held.now()
+            parent = _Held.now(engine.args.memory_limit_gb)
             values = [*engine.model.parameters(), *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]
             try:
                 self._child = _Child(lambda: _forecast(engine, optimizer, parent, first), values)
@@ -108,16 +111,28 @@ class ForkedForecast:
         if why is not None:
             logger.debug("no forecast of this training: %s", why)
 
-    def _complete(self, answer: Mapping[str, Any], left_s: float) -> Mapping[str, Any]:
-        """Return the answer of the child with the time: by the rates of this machine, or else by the pace so far."""
+    def _complete(self, answer: Mapping[str, Any], clock: Clock) -> Mapping[str, Any]:
+        """Return the answer of the child with the time: by the rates of this machine and the pace so far, or by that.
+
+        What other programs do to this training, the pace knows alone; where its time goes, the rates. Each counts by
+        how little it may be off.
+        """
         taken_s = time.perf_counter() - self._began_s
-        found = {"peak_bytes": None, "free_bytes": None} | dict(answer)
-        if "train_s" in found:
-            return found | {"time_by": "rates"}
-        error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_steps))
-        low_s, high_s = left_s / (1 + error), left_s * (1 + error)
-        times = {"train_s": taken_s + left_s, "low": taken_s + low_s, "high": taken_s + high_s}
-        return found | times | {"time_by": "pace"}
+        pace_error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_steps))
+        found: dict[str, Any] = {"peak_bytes": None, "free_bytes": None, **answer}
+        if "time" not in found:
+            low_s, high_s = clock.left_s / (1 + pace_error), clock.left_s * (1 + pace_error)
+            times = {"train_s": taken_s + clock.left_s, "low": taken_s + low_s, "high": taken_s + high_s}
+            return found | times | {"time_by": "pace"}
+        error = found.pop("error_frac")
+        by_rates_s = sum(each_s for part, each_s in found["time"].items() if part not in _PAUSES)
+        slower = (clock.training_s + clock.steps_left_s) / max(by_rates_s, 1e-9)
+        sampled = _STEP_FRAC / math.sqrt(self._n_steps)
+        slower **= error**2 / (error**2 + sampled**2)
+        parts = {part: each_s * (1.0 if part == "saving" else slower) for part, each_s in found["time"].items()}
+        train_s, error = sum(parts.values()), max(_ERROR_FRAC, error * sampled / math.hypot(error, sampled))
+        times = {"train_s": train_s, "low": train_s / (1 + error), "high": train_s * (1 + error), "time": parts}
+        return found | times | {"time_by": "rates"}
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -127,8 +142,9 @@ def _show(found: Mapping[str, Any]) -> None:
     printing.show([f"forecast: {', '.join([*parts, console.between(found['train_s'], found['low'], found['high'])])}"])
     if peak is not None and free is not None and peak > free:
         logger.warning(
-            "this training is forecast to need %s, and %s are free: a smaller --per_device_train_batch_size with more"
-            " --gradient_accumulation_steps, or --gradient_checkpointing true, needs less",
+            "this training is forecast to need %s, and %s are free: the system may end it. A smaller"
+            " --per_device_train_batch_size with more --gradient_accumulation_steps needs less; whet plan with these"
+            " options and --fit lists what fits",
             console.amount(peak), console.amount(free),
         )  # fmt: skip
 
@@ -159,10 +175,15 @@ class _Held:
     resident_bytes: int
     anonymous_bytes: int
     """Of these, what is in no file."""
+    free_bytes: int | None
+    """What the training may hold in all."""
 
     @classmethod
-    def now(cls) -> _Held:
-        return cls(memory.resident_bytes() or 0, memory.anonymous_bytes() or 0)
+    def now(cls, limit_gb: float | None) -> _Held:
+        held = memory.resident_bytes() or 0
+        unheld = 0 if memory.address_space_bytes() is None else memory.unheld_bytes()
+        free = memory.free_bytes(held_bytes=held, unheld_bytes=unheld, limit_gb=limit_gb)
+        return cls(held, memory.anonymous_bytes() or 0, free)
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -195,32 +216,37 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
 
     rates = known_rates.cached(known_rates.key_here())
     torch.set_num_threads(1)
+    memory.lift_address_limit()
     rehearsal = Rehearsal()
     _limit_memory()
     run = engine.planned()
     optimizer.state.clear()  # its first update is rehearsed, which makes the state
     own_bytes = memory.anonymous_bytes() or 0
     held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
-    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.resident_bytes)
+    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.free_bytes)
     forecast = found.memory
     answer = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes, "parts": dict(forecast.parts)}
     return answer if rates is None else answer | _times(rates, found, run, first)
 
 
 def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, Any]:
-    """Return the time of the training from its step `first`, by what this machine does in a second, and its parts."""
+    """Return the parts of the training's time from its step `first`, by what this machine does in a second.
+
+    `error_frac` is the share that these are off by, most of the time.
+    """
     from whet.plan import seconds
 
     work, plan = found.workload, run.plan
     took = seconds.forecast(rates, found.anatomy, work)
-    n_evaluations = plan.evaluate.times_left(first, plan.n_steps) + (run.args.eval_on_start and first == 0)
-    n_saves = plan.save.times_left(first, plan.n_steps)
-    parts = {part: each_s * (plan.n_steps - first) for part, each_s in took.step.items()} | {
-        "evaluation": took.run["evaluation"] * n_evaluations / max(work.n_evaluations, 1),
-        "saving": took.run["saving"] * n_saves / max(work.n_saves, 1),
-    }
-    train_s, error = sum(parts.values()), took.error_frac
-    return {"train_s": train_s, "low": train_s / (1 + error), "high": train_s * (1 + error), "time": parts}
+    n_evaluations, n_saves = (one.times_left(first + 1, plan.n_steps) for one in (plan.evaluate, plan.save))
+    n_evaluations += run.args.eval_on_start and first == 0
+    parts = {part: each_s * (plan.n_steps - first) for part, each_s in took.step.items()}
+    parts["evaluation"] = took.evaluation_s * n_evaluations
+    if plan.save.strategy == "time":
+        n_saves = 1 + int(sum(parts.values()) / run.args.save_interval_s)
+    elif plan.save.strategy == "best":
+        n_saves = n_evaluations  # at most
+    return {"time": parts | {"saving": took.save_s * n_saves}, "error_frac": took.error_frac}
 
 
 def _limit_memory() -> None:

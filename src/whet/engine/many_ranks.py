@@ -208,14 +208,26 @@ def joined(args: TrainingArguments) -> ManyRanks:
     """Return how the ranks of this process's run agree; this process joins them unless it has."""
     group = join(args.ddp_backend, args.ddp_timeout, on_gpu=args.device.type == "cuda")
     assert group is not None, "a process alone has nobody to join"
-    if args.optimizer_in_backward:
-        raise ConfigError(
-            what="optimizer_in_backward does not go with several ranks",
-            got=f"{group.n_ranks} ranks",
-            why="it updates a weight before the gradients of the ranks are summed",
-            fix="leave --optimizer_in_backward out",
-        )
+    _require_sums_before_updates(args, group.n_ranks)
     options = ReduceOptions(
         comm_hook=args.ddp_comm_hook, bucket_mb=args.ddp_bucket_cap_mb, find_unused=args.ddp_find_unused_parameters
     )
     return ManyRanks(group, options, shares_weights=stage_of_run(args) > 1 or runs_deepspeed(args))
+
+
+def planned(args: TrainingArguments, place: Place) -> Sync:
+    """Return the decisions of a rank whose run is planned: the others are not there."""
+    _require_sums_before_updates(args, place.n_ranks)
+    found = Sync()
+    found.n_ranks, found.place = place.n_ranks, place
+    return found
+
+
+def _require_sums_before_updates(args: TrainingArguments, n_ranks: int) -> None:
+    if args.optimizer_in_backward:
+        raise ConfigError(
+            what="optimizer_in_backward does not go with several ranks",
+            got=f"{n_ranks} ranks",
+            why="it updates a weight before the gradients of the ranks are summed",
+            fix="leave --optimizer_in_backward out",
+        )

@@ -71,10 +71,56 @@ def available_bytes(root: Path = ROOT) -> int | None:
     return max(min(known), 0) if known else None
 
 
+def free_bytes(
+    *,
+    held_bytes: int = 0,
+    unheld_bytes: int = 0,
+    limit_gb: float | None = None,
+    n_processes: int = 1,
+    root: Path = ROOT,
+) -> int | None:
+    """Return what a process of a run may hold in all, here and now; None if the system does not say.
+
+    It is its part of what is available and of the `held_bytes` that this process has, or less: `limit_gb` (GiB) if its
+    user has set a limit, or the limit on its address space without the `unheld_bytes`, the addresses that it takes and
+    holds no memory at.
+    """
+    available, space = available_bytes(root), address_space_bytes()
+    known = [
+        None if available is None else (available + held_bytes) // n_processes,
+        None if space is None else max(space - unheld_bytes, 0),
+        int(limit_gb * 2**30) if limit_gb else None,
+    ]
+    return min((one for one in known if one is not None), default=None)
+
+
 def address_space_bytes() -> int | None:
     """Return the limit on this process's address space (`ulimit -v`), None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def lift_address_limit() -> None:
+    """Raise the limit on this process's address space as far as it may: to the hard limit, which `ulimit -S` leaves."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def unheld_bytes(root: Path = ROOT) -> int:
+    """Return the addresses that this process takes and holds no memory at: of files, of stacks, and what is reserved.
+
+    Those of the heap do not count, as what the process allocates later takes them first.
+    """
+    found, name, size = 0, "", 0
+    for line in read_lines(root / "proc/self/smaps"):
+        key, _, value = line.partition(":")
+        if key == "Size":
+            size = int(value.split()[0])
+        elif key == "Rss" and name != "[heap]":
+            found += size - int(value.split()[0])
+        elif not key[0].isupper():
+            name = line.split()[-1]
+    return found * 1024
 
 
 def lack(error: BaseException) -> WhetError | None:

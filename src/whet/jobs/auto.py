@@ -1,27 +1,20 @@
 """`--auto`: finds what makes this run fastest on this machine without changing its result, and runs it so.
 
-What may change, and what wins, `plan/choose.py` decides. Here are the processes. One forecasts the candidates; then the
-best few take real steps, each in a process with its own threads, cores, allocator and ranks, the best so far and the
-next in turn. All of them run the user's command, which finds in the variable `WHET_AUTO` what it is to do, and answers
-at a socket. They write nothing into the output folder. The winner then runs in this process, or in its place
-if it needs another environment.
+What may change, and what wins, `plan/choose.py` decides. Here is the contest: a process forecasts the candidates, then
+the best few take real steps (`trial_processes.py`), the best so far and the next in turn. The winner runs in this
+process, or in its place if it needs another environment.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,346 +22,29 @@ from typing import Any
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
-from whet.config.ranks import Elsewhere, checked_for, place_or_alone
-from whet.config.settings import draft
+from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import ConfigError, WhetError
 from whet.hardware import cpu, memory
-from whet.hardware.process import end_with, go_first
 from whet.jobs.task import Task
+from whet.jobs.trial_processes import NO_TIME, Lost, Process, Workshop, drafted, ordered, started_by
 from whet.launch.start import choose_libraries
-from whet.launch.words import without_secrets
 from whet.log import logger
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast, Result
 from whet.store import find, manifest
-from whet.watch import printing, record, stop
+from whet.watch import printing, record
 
 _ROUND_S = 0.25
 """A round of steps takes about this time, or is one step."""
 _MOST_STEPS = 64
 _ALONE_ROUNDS = 4
 """Rounds of a candidate that has to end before the next one can begin, as both do not fit into memory."""
-_NOT_FAR = 1.15
 _SHARE_OF_DOUBTFUL = 0.5
 """Of the time for trials, for the first one with flags that may cost time; then comes one without."""
-_NO_TIME = "no time left"
 _LONG_S = 1.0
 """Rounds that take longer are not repeated for each candidate as long as their first times will do."""
 _ENOUGH_S = 2.0
 """After so much time of rounds, the first candidate has taken enough of them."""
-_ENDS_S = 5.0
-_LONGEST_PATH = 107
-"""Bytes of the path of a socket, on Linux."""
-_LONGEST = 1 << 24
-_ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
-"""Addresses that glibc takes for each thread that allocates; next to those that compute some prepare and save."""
-
-
-# ---- in the processes of a choice ----
-
-
-def ordered() -> Mapping[str, Any] | None:
-    """Return what the process that started this one wants of it, if it is one of a choice; else None."""
-    text = os.environ.get(AUTO)
-    return None if text is None else json.loads(text)
-
-
-def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> int:
-    """Forecast candidates, or take steps as one of them, and answer at the socket; return the exit code."""
-    if place_or_alone().n_ranks == 1 and not end_with(order["parent"]):
-        return 0
-    go_first()  # rather a trial than the process that started it
-    with socket.socket(socket.AF_UNIX) as end:
-        end.connect(order["at"])
-        with end.makefile("rw", encoding="utf-8") as line:
-            try:
-                (_forecast if order["do"] == "forecast" else _take_steps)(line, order, task, job, args)
-            except WhetError as error:
-                _answer(line, error="; ".join(filter(None, (error.problems[0].what, error.problems[0].fix))))
-            except BrokenPipeError:  # nobody asks any more
-                return 0
-    return 0
-
-
-def _answer(line: Any, **facts: Any) -> None:
-    line.write(json.dumps(facts) + "\n")
-    line.flush()
-
-
-def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
-    """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
-    import torch
-
-    from whet.jobs.dry_run import examples_of, forecast, rates_for
-    from whet.plan import seconds
-    from whet.store import weights
-
-    if (device := weights.device_of(args.use_cpu).type) != "cpu":
-        _answer(line, device=device)
-        return
-    torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
-    held = memory.resident_bytes() or 0
-    mapped = max((memory.mapped_bytes() or 0) - held, 0) + _ARENA_BYTES * (torch.get_num_threads() + _OTHER_THREADS)
-    free = choose.free_bytes(args.memory_limit_gb, mapped, held)
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # a rehearsal takes addresses, and no memory behind them
-    rates = rates_for(args, lambda text: _answer(line, say=text))
-    assert rates is not None
-    examples, base = examples_of(task, job, args), Candidate.of(args)
-    first = forecast(task, job, args, examples)
-
-    def fits(peak_bytes: int) -> bool:
-        return free is None or peak_bytes <= choose.FITS_FRAC * free
-
-    def looked_at(candidate: Candidate, found: Any = None) -> Forecast:
-        if found is None:
-            own = _drafted(args, **candidate.settings)
-            found = forecast(task, job, own, examples, held_bytes=first.held_bytes)
-        return timed(candidate, found.memory.peak_bytes)
-
-    def timed(candidate: Candidate, peak_bytes: int | None) -> Forecast:
-        anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing)
-        took = seconds.forecast(rates, anatomy, seconds.split(first.workload, candidate.rows))
-        return Forecast(
-            candidate=candidate, step_s=took.step_s, fits=peak_bytes is None or fits(peak_bytes), peak_bytes=peak_bytes
-        )
-
-    padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
-    why = choose.fixed_split(args) or padded
-    sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
-    known: list[Forecast] = []
-    for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-        larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
-        ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
-        looks = choose.largest_fitting(ways, lambda one: looked_at(one, first if one == base else None))
-        known += looks
-        largest = max((one.candidate.rows for one in looks if one.fits), default=0)
-        seen = [one.candidate for one in looks]
-        known += [timed(one, None) for one in ways if one.rows < largest and one not in seen]
-    without = []
-    if args.gradient_checkpointing:
-        without = [looked_at(replace(base, checkpointing=None, without=choose.CHECKPOINTING))]
-    took = seconds.forecast(rates, first.anatomy, first.workload)
-    prices = seconds.prices(rates, first.anatomy, first.workload)
-    _answer(
-        line, device="cpu", free=free, mapped=mapped, split_is_fixed=why, train_s=took.train_s,
-        prices={price.flag: price.frac for price in prices},
-        known=[asdict(one) for one in known], without=[asdict(one) for one in without],
-    )  # fmt: skip
-
-
-_OFF: Mapping[str, Any] = {
-    "overwrite_output_dir": False, "do_eval": False, "do_predict": False, "resume_from_checkpoint": None,
-    "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
-    "save_strategy": "no", "save_async": False, "enable_jit_checkpoint": False, "logging_strategy": "no",
-    "logging_first_step": False, "report_to": (), "profile": False, "disable_tqdm": True, "log_level": "error",
-    "lr_scheduler_type": "constant", "lr_scheduler_kwargs": None, "warmup_steps": 0, "warmup_ratio": 0.0,
-    "memory_limit_gb": 0.0,
-}  # fmt: skip
-"""What a trial leaves out, as it belongs to no step."""
-
-
-def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
-    """Take the first step of the run, then those that are asked for, and answer how long they took."""
-    import torch
-
-    from whet.engine.prepare import align_special_tokens, follow_own_switch
-    from whet.watch.determinism import deterministic
-
-    candidate = Candidate.from_json(order["candidate"])
-    if candidate.cpus:
-        os.sched_setaffinity(0, candidate.cpus)
-    args = _drafted(args, **candidate.settings, **order["settings"], **_OFF, output_dir=order["folder"])
-    engine = task.begin(job, args, {"train": task.examples(job, "train")}).engine
-    engine.events.callbacks.clear()
-    if args.precision != "auto":
-        engine.precision.chosen_in("the trials")  # else it would be timed next to fp32 each time
-    align_special_tokens(engine.model, engine.spec.processing_class)
-    follow_own_switch(engine.model, engine.args)
-    with deterministic(args.full_determinism):
-        loop, began_s = engine.new_loop(), time.perf_counter()
-        loop.start(None)
-        trial_s = time.perf_counter() - began_s
-
-        def take(first: int, n: int) -> float:
-            began_s = time.perf_counter()
-            for step in range(first, first + n):
-                loop.counters.global_step = step % loop.run.plan.n_steps
-                loop.take_step()
-            return time.perf_counter() - began_s
-
-        take(0, 1)
-        _answer(
-            line, precision=engine.precision.name, threads=torch.get_num_threads(), peak=memory.peak_bytes(),
-            trial_s=trial_s,
-        )  # fmt: skip
-        while text := line.readline(_LONGEST):
-            asked = json.loads(text)
-            _answer(line, seconds=take(asked["first"], asked["n"]), peak=memory.peak_bytes())
-
-
-def _drafted(settings: Any, **changed: Any) -> Any:
-    """Return the settings with these changes, which are not a run's: no rule is checked."""
-    return draft(type(settings), {one.name: getattr(settings, one.name) for one in fields(settings)} | changed)
-
-
-# ---- the processes, from outside ----
-
-
-class _Lost(Exception):  # noqa: N818 (no fault of the run)
-    """A process of a choice has not answered."""
-
-
-def _short_folder() -> Path:
-    """Return a new folder for a socket, whose path may have 107 bytes."""
-    folder = tempfile.mkdtemp(prefix="whet-auto-")
-    if len(os.fsencode(folder)) + len("/socket") <= _LONGEST_PATH:
-        return Path(folder)
-    Path(folder).rmdir()
-    return Path(tempfile.mkdtemp(prefix="whet-auto-", dir="/tmp"))
-
-
-class _Workshop:
-    """Starts the processes of a choice, and ends them; their folder goes with it."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-        self.folder = _short_folder()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self._there: list[_Process] = []
-
-    def __enter__(self) -> _Workshop:
-        stop.before_exit(self.close)
-        try:
-            self.listener.bind(str(self.folder / "socket"))
-            self.listener.listen(256)
-        except OSError:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End what was started."""
-        for one in self._there:
-            one.end(at_once=True)
-        self.listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def start(self, until_s: float, candidate: Candidate, **order: Any) -> _Process:
-        """Return the processes of a candidate, one for each rank, that have begun; raise _Lost if they do not."""
-        order |= {
-            "at": str(self.folder / "socket"),
-            "parent": os.getpid(),
-            "folder": str(self.folder / f"out-{len(self._there)}"),
-        }
-        Path(order["folder"]).mkdir()
-        order["candidate"] = asdict(candidate)
-        command, environment = started_by(candidate, self._words, str(self.folder / "logs"))
-        environment[AUTO] = json.dumps(order)
-        with (self.folder / f"{len(self._there)}.txt").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 (the command of the user)
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-            )
-        found = _Process(process, Path(output.name))
-        self._there.append(found)
-        try:
-            found.meet(self.listener, candidate.ranks, until_s)
-        except _Lost:
-            found.end(at_once=True)
-            raise
-        return found
-
-
-class _Process:
-    """The process of a candidate, or those of its ranks, which answer one line for each request."""
-
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self._process, self._output = process, output
-        self._ends: list[socket.socket] = []
-        self._lines: list[Any] = []
-
-    def meet(self, listener: socket.socket, n: int, until_s: float) -> None:
-        """Wait until all of them have connected."""
-        listener.settimeout(0.1)
-        while len(self._ends) < n:
-            with suppress(TimeoutError):
-                end, _ = listener.accept()
-                self._ends.append(end)
-                self._lines.append(end.makefile("rw", encoding="utf-8"))
-                continue
-            if self._process.poll() is not None:
-                raise _Lost(self._last_words())
-            if time.monotonic() > until_s:
-                raise _Lost(_NO_TIME)
-
-    def ask(self, until_s: float, **asked: Any) -> list[Mapping[str, Any]]:
-        """Send the request, and return the answer of each; without one, what they say by themselves."""
-        try:
-            for line in self._lines if asked else ():
-                _answer(line, **asked)
-            return [self._answer(number, until_s) for number in range(len(self._lines))]
-        except TimeoutError:
-            raise _Lost(_NO_TIME) from None
-        except OSError:
-            raise _Lost(self._last_words()) from None
-
-    def _answer(self, number: int, until_s: float) -> Mapping[str, Any]:
-        while True:
-            self._ends[number].settimeout(max(until_s - time.monotonic(), 0.05))
-            text = self._lines[number].readline(_LONGEST)
-            if not text:
-                raise _Lost(self._last_words())
-            found = json.loads(text)
-            if "error" in found:
-                raise _Lost(found["error"])
-            if "say" not in found:
-                return found
-            printing.show([found["say"]])
-
-    def _last_words(self) -> str:
-        """Return the last line of its output: why it ended."""
-        with suppress(subprocess.TimeoutExpired):
-            if (code := self._process.wait(_ENDS_S)) < 0:
-                return f"killed by {signal.Signals(-code).name}"
-        lines = self._output.read_text("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else "it ended without an answer"
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is gone."""
-        return self._process.poll() is not None
-
-    def end(self, *, at_once: bool = False) -> None:
-        """Let it end, and wait for that."""
-        for end in (*self._lines, *self._ends):
-            with suppress(OSError):
-                end.close()
-        if at_once:
-            self._process.terminate()  # a launcher stops its ranks, which are in sessions of their own
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDS_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-def started_by(candidate: Candidate, words: Sequence[str], log_dir: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs these words of whet's as this candidate, and its environment."""
-    environment = dict(os.environ)
-    command = [sys.executable, "-m", "whet", *words]
-    if candidate.ranks > 1:
-        ranks = ["--nproc_per_node", str(candidate.ranks), "--memory_allocator", candidate.allocator]
-        command[3:3] = ["launch", *ranks, "--openmp", "default", "--log_dir", log_dir, "--"]
-    elif candidate.allocator != "default":
-        library = choose_libraries(candidate.allocator, "default").allocator
-        environment["LD_PRELOAD"] = ":".join(filter(None, (environment.get("LD_PRELOAD"), str(library))))
-    if candidate.threads is not None and candidate.ranks == 1:
-        environment["OMP_NUM_THREADS"] = str(candidate.threads)
-    command, held = without_secrets(command)
-    return command, environment | held
 
 
 # ---- the contest ----
@@ -379,7 +55,7 @@ class _Runner:
     """A candidate that takes steps."""
 
     candidate: Candidate
-    process: _Process
+    process: Process
     start_s: float
     """From its process to its first step, without a trial of the number format."""
     n: int
@@ -394,21 +70,30 @@ class _Runner:
 
     def round(self, number: int, until_s: float) -> float:
         """Return how long this round takes, in seconds."""
-        found = self.process.ask(until_s, first=1 + number * self.n, n=self.n)
-        self.peak_bytes = max(self.peak_bytes, *(one["peak"] or 0 for one in found))
-        self.rounds[number] = max(one["seconds"] for one in found)
+        self.rounds[number] = self.take(1 + number * self.n, self.n, until_s)
         return self.rounds[number]
+
+    def take(self, first: int, n: int, until_s: float) -> float:
+        """Take steps, and return how long they took, in seconds."""
+        found = self.process.ask(until_s, first=first, n=n)
+        self.peak_bytes = max(self.peak_bytes, *(one["peak"] or 0 for one in found))
+        return max(one["seconds"] for one in found)
 
 
 class _Contest:
     """Tries candidates within a budget, the best so far against the next one."""
 
     def __init__(
-        self, workshop: _Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
+        self, workshop: Workshop, plan: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments
     ) -> None:
         self.workshop, self.task, self.job, self.args = workshop, task, job, args
-        self.known = [Forecast.from_json(one) for one in plan["known"]]
-        self.without = [Forecast.from_json(one) for one in plan["without"]]
+        self._known, self._without = (
+            {form: [Forecast.from_json(one) for one in found] for form, found in plan[name].items()}
+            for name in ("known", "without")
+        )
+        self.expected_precision: str = plan["precision"]
+        self.precision: str | None = None
+        """What `auto` has chosen in the first trial."""
         self.free: int | None = plan["free"]
         self.split_is_fixed = bool(plan["split_is_fixed"])
         self.by_forecast: Mapping[str, float] = plan["prices"]
@@ -421,31 +106,45 @@ class _Contest:
         self.began_s = time.monotonic()
         self.until_s = self.began_s + job.auto_budget_s
 
+    @property
+    def known(self) -> list[Forecast]:
+        """The forecasts in the run's number format."""
+        return self._known[self._format]
+
+    @property
+    def _format(self) -> str:
+        """The number format of the run, or what `auto` should choose; auto if each of several seeds may choose."""
+        found = self.precision or self.expected_precision
+        return found if found in self._known and self.job.seeds == 1 else self.args.precision
+
+    def fitting_in_any_format(self) -> list[Forecast]:
+        """Return the forecasts that fit whatever `auto` chooses."""
+        return [one for one in self._known[self.args.precision] if one.fits]
+
+    def fits_in_some_format(self) -> bool:
+        """Return whether a candidate fits in one of the formats that the run may take."""
+        return any(one.fits for known in self._known.values() for one in known)
+
     def run(self) -> _Runner | None:
         """Return the winner; None if no candidate came to a step."""
-        base = Candidate.of(self.args)
-        short = [one.candidate for one in choose.shortlist(self.known)]
-        large = [one for one in self.known if not one.fits]
-        for one in large:
-            self.results.append((one.candidate, None, None, self._too_large(one.peak_bytes or 0)))
-        slow = [one for one in self.known if one.fits and one.candidate not in short and one.candidate != base]
-        for one in slow:
-            self.results.append((one.candidate, None, None, f"forecast at {choose.duration(one.step_s)}"))
-        own = next((one for one in self.known if one.candidate == base and one.fits), None)
-        others, best = [one for one in short if one != base], None
-        if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
-            least_s = choose.shortlist(self.known)[0].step_s
-            others.insert(0 if own.step_s <= _NOT_FAR * least_s else 1, base)
-        smaller = [one.candidate for one in self.known if one.fits and one.candidate not in others]
-        for candidate in (*others, *sorted(smaller, key=lambda one: -one.rows)):
-            if best is None:
-                best = self._first(candidate)
-            elif candidate in others:
-                best = self._duel(best, candidate)
+        base, best, begun = Candidate.of(self.args), None, list[Candidate]()
+        while best is None:
+            candidate = next((one for one in chain(*choose.in_order(self.known, base)) if one not in begun), None)
+            if candidate is None:
+                return None
+            begun.append(candidate)
+            best = self._first(candidate)
             if best is None and self.prices:  # with these flags no other comes to its steps
                 return None
-        if best is None:
-            return None
+        tried, _ = choose.in_order(self.known, base)
+        for one in self.known:
+            if one.candidate not in (*tried, *begun):
+                slow = f"forecast at {console.fine_duration(one.step_s)}"
+                why = slow if one.fits else self._too_large(one.peak_bytes or 0)
+                self.results.append((one.candidate, None, None, why))
+        for candidate in tried:
+            if candidate not in begun:
+                best = self._duel(best, candidate)
         self.prices += self._price_of_accumulation(best)
         return self._in_environments(best)
 
@@ -457,17 +156,18 @@ class _Contest:
             self.prices = [*self._prices(found)]
             return found
         waited_s = time.monotonic() - began_s
-        for flag in flags if self.results[-1][3] == _NO_TIME else ():
-            if (other := self._begun(self._without(candidate, flag))) is not None:
-                took, waited = choose.duration(self.step_s), console.duration(waited_s)
+        for flag in flags if self.results[-1][3] == NO_TIME else ():
+            without = choose.without(candidate, flag)
+            if self._is_forecast(without) and (other := self._begun(without)) is not None:
+                took, waited = console.fine_duration(self.step_s), console.duration(waited_s)
                 self.prices.append(f"{flag}: no steps came in {waited} with it, {took} a step without: leave it out")
                 other.process.end()
                 self.first = None
         return None
 
-    def _without(self, candidate: Candidate, flag: str) -> Candidate:
-        checkpointing = None if flag == choose.CHECKPOINTING else candidate.checkpointing
-        return replace(candidate, checkpointing=checkpointing, without=flag)
+    def _is_forecast(self, without: Candidate) -> bool:
+        """Return whether it is known that the candidate without a flag fits."""
+        return any(one.candidate == without and one.fits for one in self._without[self._format])
 
     def _in_environments(self, best: _Runner) -> _Runner:
         origin = best.candidate
@@ -494,7 +194,7 @@ class _Contest:
                 args = replace(self.args, **candidate.changed(self.args))
             except WhetError:
                 return False
-            return not self.task.problems(_drafted(self.job, auto=False), args)
+            return not self.task.problems(drafted(self.job, auto=False), args)
 
     def expected(self, candidate: Candidate) -> int:
         """Return the memory of a rank of the candidate, at most."""
@@ -507,20 +207,21 @@ class _Contest:
         began_s = time.monotonic()
         until_s = self.until_s if wanted_s is None else wanted_s
         first = self.first
-        settings = {} if first is None or self.args.precision != "auto" else {"precision": first.precision}
+        settings = {} if self.precision is None else {"precision": self.precision}
         process = None
         if began_s >= until_s:
-            self.results.append((candidate, None, None, _NO_TIME))
+            self.results.append((candidate, None, None, NO_TIME))
             return None
         try:
             process = self.workshop.start(until_s, candidate, do="steps", settings=settings)
-            said = process.ask(until_s)
-            runner = _Runner(
-                candidate, process, time.monotonic() - began_s - said[0]["trial_s"], 1, said[0]["precision"],
-                said[0]["threads"], max(one["peak"] or 0 for one in said),
-            )  # fmt: skip
+            said = process.ask(until_s)[0]
+            runner = _Runner(candidate, process, 0.0, 1, said["precision"], said["threads"], 0)
+            if first is None:
+                self._keep_format(runner)
+            runner.take(0, 1, until_s)
+            runner.start_s = time.monotonic() - began_s - said["trial_s"]
             if first is None and self._is_too_large(runner):
-                raise _Lost(self._too_large(runner.peak_bytes))
+                raise Lost(self._too_large(runner.peak_bytes))
             if first is None:
                 runner.n = max(1, min(round(_ROUND_S / max(runner.round(0, until_s), 1e-6)), _MOST_STEPS))
                 for number in range(2):
@@ -529,13 +230,25 @@ class _Contest:
                 self.first = runner
             else:
                 runner.n = first.n
-        except _Lost as lost:
+        except Lost as lost:
             if process is not None:
                 process.end(at_once=True)
             self.results.append((candidate, None, None, str(lost)))
-            self.failed += [] if str(lost) == _NO_TIME else [candidate]
+            self.failed += [] if str(lost) == NO_TIME else [candidate]
             return None
         return runner
+
+    def _keep_format(self, runner: _Runner) -> None:
+        """Keep the number format that the first trial has chosen; raise Lost before its first step if it is too large.
+
+        It may be another one than `auto` was forecast to choose.
+        """
+        if self.args.precision != "auto":
+            return
+        self.precision = runner.precision
+        known = next((one for one in self.known if one.candidate == runner.candidate), None)
+        if known is not None and not known.fits:
+            raise Lost(f"{self._too_large(known.peak_bytes or 0)} in {runner.precision}")
 
     def _duel(self, best: _Runner, candidate: Candidate) -> _Runner:
         """Return the faster of the two at work; the other one has ended."""
@@ -555,10 +268,10 @@ class _Contest:
         """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
         each_s = median(best.rounds.values())
         if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
-            self.results.append((candidate, None, None, _NO_TIME))
+            self.results.append((candidate, None, None, NO_TIME))
             return None, [], ""
         if not best.process.has_ended and not self._both_fit(best.candidate, candidate):
-            with suppress(_Lost):
+            with suppress(Lost):
                 for number in range(_ALONE_ROUNDS):
                     best.round(number, self.until_s)
             best.process.end()
@@ -578,7 +291,7 @@ class _Contest:
                 pair = (best, other) if number % 2 else (other, best)
                 times = {id(one): one.round(number, self.until_s) for one in pair}
                 ratios.append(times[id(other)] / times[id(best)])
-        except _Lost as lost:
+        except Lost as lost:
             return other, ratios, str(lost)
         return other, ratios, ""
 
@@ -597,22 +310,28 @@ class _Contest:
         """Yield what the user's flags that may cost time cost, measured with and without them."""
         base_s = self.step_s
         for flag in choose.doubtful(self.args):
-            larger = next((one for one in self.without if one.candidate.without == flag and not one.fits), None)
-            if larger is not None:
-                room = "" if self.free is None else f", and {console.amount(self.free)} are free"
-                yield f"{flag} is needed: without it the run takes {console.amount(larger.peak_bytes or 0)}{room}"
+            candidate = choose.without(best.candidate, flag)
+            found = next((one for one in self._without[self._format] if one.candidate == candidate), None)
+            if found is None:
+                yield self._price_by_forecast(flag, "its memory is not forecast")
                 continue
-            candidate = self._without(best.candidate, flag)
+            if not found.fits:
+                room = "" if self.free is None else f", and {console.amount(self.free)} are free"
+                yield f"{flag} is needed: without it the run takes {console.amount(found.peak_bytes or 0)}{room}"
+                continue
             other, ratios, _ = self._compared(best, candidate)
             if other is None or not ratios:
-                why = f"not measured: {self.results[-1][3] if other is None else _NO_TIME}"
-                share = self.by_forecast.get(flag)
-                yield f"{flag}: {why}" if share is None else f"{flag} costs {share:.0%} by forecast ({why})"
+                yield self._price_by_forecast(flag, self.results[-1][3] if other is None else NO_TIME)
                 continue
             other.process.end()
             other.level = best.level * median(ratios)
             self.results.append((candidate, other.level, other.peak_bytes, ""))
             yield choose.price(flag, base_s * best.level, base_s * other.level)
+
+    def _price_by_forecast(self, flag: str, why: str) -> str:
+        if (share := self.by_forecast.get(flag)) is None:
+            return f"{flag}: not measured: {why}"
+        return f"{flag} costs {share:.0%} by forecast (not measured: {why})"
 
     def _price_of_accumulation(self, best: _Runner) -> list[str]:
         """Return what the user's split into micro-batches costs, if another one with fewer is taken."""
@@ -620,7 +339,8 @@ class _Contest:
         level = next((level for one, level, _, _ in self.results if one == asked), None)
         if level is None or best.candidate.batches >= asked.batches:
             return []
-        times = f"{choose.duration(base_s * level)} a step as {asked}, {choose.duration(base_s * best.level)} as taken"
+        asked_s, taken_s = (console.fine_duration(base_s * one) for one in (level, best.level))
+        times = f"{asked_s} a step as {asked}, {taken_s} as taken"
         return [f"--gradient_accumulation_steps {asked.batches} costs {level / best.level - 1:.0%} here ({times})"]
 
     @property
@@ -670,8 +390,8 @@ def chosen(task: Task, job: Any, args: TrainingArguments) -> tuple[TrainingArgum
         choice = _kept(known, args)
     if choice is None:
         choice = _tried(task, job, args, command.words)
-        if choice is not None and choice.step_s is not None:
-            choose.keep(choice, key)
+        if choice is not None and choice.step_s is not None and (why := choose.keep(choice, key)):
+            _say(f"the next start tries again, as the choice is not kept: {why}", "")
     if choice is None:
         return args, None
     if not job.dry_run:
@@ -712,12 +432,12 @@ def _say(text: str, label: str = "auto") -> None:
 
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
-    if why := known.why_again(choose.free_bytes(args.memory_limit_gb, known.mapped_bytes)):
+    if why := known.why_again(memory.free_bytes(unheld_bytes=known.unheld_bytes, limit_gb=args.memory_limit_gb)):
         _say(f"settings are tried again: {why}")
         return None
     if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
         return None
-    step = "" if known.step_s is None else f", {choose.duration(known.step_s)} a step"
+    step = "" if known.step_s is None else f", {console.fine_duration(known.step_s)} a step"
     age = console.duration(max(time.time() - known.made, 0))
     _say(f"{known.candidate}{step}: as tried {age} ago on this machine; --auto_again true tries again")
     for text in known.prices:
@@ -762,26 +482,29 @@ def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice 
 def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) -> Choice | None:
     """Return what trials have chosen, and say what was tried; None if nothing could be."""
     was_busy = choose.is_busy()
-    with _Workshop(words) as workshop:
+    with Workshop(words) as workshop:
         try:
             far_s = time.monotonic() + 24 * 3600
             planned = workshop.start(far_s, Candidate.of(args), do="forecast")
             plan = planned.ask(far_s)[0]
             planned.end()
-        except _Lost as lost:
+        except Lost as lost:
             _say(f"nothing is tried, as the run cannot be forecast: {lost}")
             return None
         if plan["device"] != "cpu":
             raise _on_a_gpu(plan["device"])
         contest = _Contest(workshop, plan, task, job, args)
-        if not any(one.fits for one in contest.known):
+        if not contest.fits_in_some_format():
             raise _nothing_fits(contest)
         short = plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
+        short = short and bool(contest.fitting_in_any_format())
         if short:
             took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))
             why = f"nothing is tried, as the run takes about {took} and trials up to {budget} (--auto_again tries)"
             return _by_forecast(contest, why)
         best = contest.run()
+        if best is None and not any(one.fits for one in contest.known):
+            raise _nothing_fits(contest)
         if best is None:
             choice = _by_forecast(contest, f"no trial came to its steps ({contest.results[-1][3]})")
             for text in contest.prices:
@@ -801,7 +524,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
     return Choice(
         candidate=taken, precision=best.precision if args.precision == "auto" else None,
         step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
-        larger_bytes=min(too_large, default=None), mapped_bytes=plan["mapped"], was_busy=was_busy, took_s=took_s,
+        larger_bytes=min(too_large, default=None), unheld_bytes=plan["unheld"], was_busy=was_busy, took_s=took_s,
         lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
     )  # fmt: skip
 
@@ -809,7 +532,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
 def _by_forecast(contest: _Contest, why: str) -> Choice | None:
     """Return what a run takes without a trial: its own settings if they fit, else the fastest forecast that does."""
     base = Candidate.of(contest.args)
-    fitting = [one for one in contest.known if one.fits and one.candidate not in contest.failed]
+    fitting = [one for one in contest.fitting_in_any_format() if one.candidate not in contest.failed]
     if not fitting or any(one.candidate == base for one in fitting):
         _say(f"{why}: the settings stay as they are")
         return None

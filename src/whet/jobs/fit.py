@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.rules.sharing import stage_of_run
 from whet.engine.forecast import Forecast
 from whet.errors import WhetError
 
@@ -65,7 +66,13 @@ def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[C
         ):
             own = _with(args, gradient_checkpointing=True, checkpointing_policy=policy)
             yield Change(f"--gradient_checkpointing true --checkpointing_policy {policy}", cost, (job, own))
-    alone = args.gradient_accumulation_steps == 1 and job.lora_r is None
+    if args.world_size > 1 and not stage_of_run(args) and args.deepspeed is None:
+        for stage, shared in enumerate(
+            ("the optimizer's state", "state and gradients", "state, gradients, weights"), 1
+        ):
+            own = _with(args, zero_stage=stage)
+            yield Change(f"--zero_stage {stage}", f"ranks share {shared}", (job, own))
+    alone = args.gradient_accumulation_steps == 1 and job.lora_r is None and args.world_size == 1
     if alone and not args.optimizer_in_backward and not args.zero_stage:
         own, same = _with(args, optimizer_in_backward=True, max_grad_norm=0.0), args.max_grad_norm == 0
         yield Change("--optimizer_in_backward true --max_grad_norm 0", "no clipping", (job, own), same_result=same)

@@ -76,15 +76,17 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     require_places(job, args)
     asked, choice, recorded, upload = args, None, nullcontext(), None
     if job.auto:
-        from whet.jobs import auto
+        from whet.jobs.trial_processes import ordered, serve
 
-        if (order := auto.ordered()) is not None and order["do"] != "run":
-            return auto.serve(order, task, job, args)
+        if (order := ordered()) is not None and order["do"] != "run":
+            return serve(order, task, job, args)
     if args.push_to_hub and not job.dry_run:
         from whet.jobs import hub_upload
 
         upload = hub_upload.begin(args, job)
     if job.auto:
+        from whet.jobs import auto
+
         args, choice = auto.chosen(task, job, args)
         recorded = auto.recorded(choice, args, asked)
     if job.dry_run:
@@ -114,11 +116,11 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
-    from whet.jobs.dry_run import forecast, rates_for
+    from whet.jobs.dry_run import forecast, rates_for, room
     from whet.plan import seconds
     from whet.plan import show as shown
 
-    found = forecast(task, job, args)
+    found = forecast(task, job, args, room(args).free_bytes)
     rates = rates_for(args, lambda text: printing.show([text]))
     printing.show(shown.table(found.anatomy, found.workload, found.memory))
     if rates is not None:

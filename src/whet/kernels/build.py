@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from whet.errors import ConfigError, WhetError
+from whet.kernels.native_file import FILE_NAME
 
 _PACKAGE = Path(__file__).parent
-_FILE_NAME = "_native.so"
 
 
 def build(source: Path | None = None) -> Path:
@@ -22,16 +22,16 @@ def build(source: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix="whet-build-") as folder:
         _run([cmake, "-S", str(source), "-B", folder])
         _run([cmake, "--build", folder, "--parallel"])
-        built = Path(folder) / _FILE_NAME
+        built = Path(folder) / FILE_NAME
         if not built.exists():
             raise ConfigError(
                 what="the native operators were not built",
                 why="cmake found no C++ compiler that it can use (GCC or Clang)",
                 fix="install g++ or set CXX, then run: python -m whet.kernels.build",
             )
-        staged = _PACKAGE / f".{_FILE_NAME}.new"
+        staged = _PACKAGE / f".{FILE_NAME}.new"
         shutil.copy2(built, staged)
-        return staged.replace(_PACKAGE / _FILE_NAME)
+        return staged.replace(_PACKAGE / FILE_NAME)
 
 
 def _cmake(source: Path) -> str:

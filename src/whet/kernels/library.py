@@ -6,7 +6,6 @@ Python's side of the call is made here.
 
 import ctypes
 import hashlib
-import importlib.metadata
 import logging
 import struct
 from collections.abc import Callable, Iterator
@@ -19,10 +18,10 @@ from torch import Tensor
 
 from whet.config import environment
 from whet.errors import ConfigError
+from whet.kernels.native_file import find
 from whet.version import DISTRIBUTION
 
 _LOG = logging.getLogger(__name__)
-FILE_NAME = "_native.so"
 CHOICE = "WHET_KERNELS"
 """Environment variable: native or reference (plain torch); unset: native if the library is there."""
 TIMES_AS_LONG = 2.6
@@ -191,18 +190,3 @@ def _how_to_replace() -> str:
     if (Path(__file__).parents[3] / "CMakeLists.txt").exists():
         return "build them again: python -m whet.kernels.build"
     return f"install them again: pip install --force-reinstall --no-deps {DISTRIBUTION}"
-
-
-def find() -> Path | None:
-    """Return the library's file, usable or not; None if there is none."""
-    return next((path for path in _candidates() if path.exists()), None)
-
-
-def _candidates() -> Iterator[Path]:
-    """Yield possible files: built in place, or installed (an editable install puts it into site-packages)."""
-    yield Path(__file__).with_name(FILE_NAME)
-    try:
-        installed = importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return
-    yield Path(str(installed.locate_file(f"whet/kernels/{FILE_NAME}")))

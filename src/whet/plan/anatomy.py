@@ -166,6 +166,8 @@ class Workload:
     save_bytes: int = 0
     """The size of one."""
     n_ranks: int = 1
+    zero_stage: int = 0
+    """What the ranks share."""
     sampled: bool = False
     """Whether `steps` leaves some out."""
 

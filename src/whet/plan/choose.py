@@ -2,7 +2,8 @@
 
 A candidate changes how fast a step is and how much memory it takes, not what it computes: how a step is split into
 micro-batches, what is recomputed, and on which threads, cores, ranks and allocator it runs. Who forecasts candidates
-and takes their steps, `jobs/auto.py` decides. Nothing here imports torch: a run whose choice is known begins at once.
+and takes their steps, `jobs/auto.py` and `jobs/trial_processes.py` decide. Nothing here imports torch: a run whose
+choice is known begins at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from whet import console
 from whet.config.arguments import TrainingArguments
-from whet.hardware import cpu, memory, topology
+from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
-from whet.paths import default_cache_dir
+from whet.kernels import native_file
+from whet.paths import NO_CACHE, default_cache_dir, keep_newest
 from whet.version import __version__
 
 Policy = Literal["blocks", "selective"]
@@ -39,10 +40,13 @@ _SMALLEST_FRAC = 16
 """Micro-batches are not split below this part of a step: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 """So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
+_NOT_FAR = 1.15
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
-_FORM = 1
+_FORM = 2
 """Raise this when a kept choice would be made in another way."""
+_MOST_KEPT = 64
+"""Files of choices in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,12 @@ _WITHOUT: Mapping[str, Mapping[str, Any]] = {
 """Flag of the guides that may cost time on a CPU -> the settings without it."""
 
 
+def without(candidate: Candidate, flag: str) -> Candidate:
+    """Return the same without this flag of the user's."""
+    checkpointing = None if flag == CHECKPOINTING else candidate.checkpointing
+    return replace(candidate, checkpointing=checkpointing, without=flag)
+
+
 def doubtful(args: TrainingArguments) -> list[str]:
     """Return the flags among these settings whose price is measured."""
     found = [CHECKPOINTING] if args.gradient_checkpointing else []
@@ -181,6 +191,19 @@ def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
     """Return the forecasts of what may be tried, the fastest first."""
     fitting = sorted((one for one in known if one.fits), key=lambda one: one.step_s)
     return [one for one in fitting[:_MOST_SPLITS] if one.step_s <= _MOST_WORSE * fitting[0].step_s]
+
+
+def in_order(known: Sequence[Forecast], base: Candidate) -> tuple[list[Candidate], list[Candidate]]:
+    """Return what is tried, the first candidate first, and what is tried if none of these comes to a step.
+
+    `base` is the run as its user has set it: it is tried in any case, if it fits.
+    """
+    tried = [one.candidate for one in shortlist(known) if one.candidate != base]
+    own = next((one for one in known if one.candidate == base and one.fits), None)
+    if own is not None:  # what is far behind by forecast is not the first, as there may be time for no other
+        tried.insert(0 if own.step_s <= _NOT_FAR * shortlist(known)[0].step_s else 1, base)
+    smaller = [one.candidate for one in known if one.fits and one.candidate not in tried]
+    return tried, sorted(smaller, key=lambda one: -one.rows)
 
 
 def environments(
@@ -298,7 +321,7 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
         mark, why = (">", "taken") if one.candidate == taken else (" ", why)
         held = "" if one.peak_bytes is None else console.amount(one.peak_bytes)
         name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
-        rows.append(f"{name}{duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
+        rows.append(f"{name}{console.fine_duration(one.step_s):>{_STEP}}{held:>{_MEMORY}}  {why}")
     rows += [f"  {console.cell(str(one.candidate), _SETTING)}  {one.why}" for one in others[:_MOST_UNTRIED]]
     rows += [f"  {n_more} more were not tried"] if n_more > 0 else []
     count, rows_of_step = console.plural(len(tried), "setting"), console.plural(n_rows, "row")
@@ -315,7 +338,7 @@ def why_the_next_lost(results: Sequence[Result], taken: Candidate) -> str:
         return ""
     second = min(others, key=lambda one: one.step_s or 0.0)
     more = (second.step_s or 0.0) - best.step_s
-    lost = f"lost by {duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
+    lost = f"lost by {console.fine_duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
     words = f"{second.candidate} {lost}"
     if second.peak_bytes is None or best.peak_bytes is None:
         return words
@@ -329,15 +352,10 @@ _BARELY, _WORTH_SAYING = 0.015, 0.05
 
 def price(flag: str, with_s: float, without_s: float) -> str:
     """Return what a flag of the user's costs a step, or saves, and what to do about it."""
-    times = f"{duration(with_s)} a step with it, {duration(without_s)} without"
+    times = f"{console.fine_duration(with_s)} a step with it, {console.fine_duration(without_s)} without"
     if with_s > (1 + _BARELY) * without_s:
         return f"{flag} costs {with_s / without_s - 1:.0%} here ({times}): it stays on, as asked for; leave it out"
     return f"{flag} costs nothing here ({times})"
-
-
-def duration(seconds: float) -> str:
-    """Return the time of a step, to three digits."""
-    return f"{seconds:#.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:#.3g} ms".replace(". ", " ")
 
 
 def _word(value: object) -> str:
@@ -360,21 +378,6 @@ def is_busy() -> bool:
         time.sleep(_BETWEEN_S)
         counts += [cpu.running_threads() or 0]
     return median(counts) - 1 >= _BUSY_FRAC * cpu.usable_cores()
-
-
-def free_bytes(limit_gb: float | None, mapped_bytes: int, own_bytes: int = 0) -> int | None:
-    """Return what a process of the run may hold; None if the system does not say.
-
-    `mapped_bytes`: what it maps without holding it, which counts for a limit on its address space. `own_bytes`: what
-    this process holds now, and gives back before the run begins.
-    """
-    available, space = memory.available_bytes(), memory.address_space_bytes()
-    known = [
-        None if available is None else available + own_bytes,
-        int(limit_gb * 2**30) if limit_gb else None,
-        None if space is None else max(space - mapped_bytes, 0),
-    ]
-    return min((one for one in known if one is not None), default=None)
 
 
 # ---- what is kept ----
@@ -410,7 +413,7 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
         if found[name] and Path(found[name]).is_file():
             found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
     return {
-        "form": _FORM, "task": task, "whet": __version__,
+        "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         **{name: metadata.version(name) for name in ("torch", "transformers")},
         "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
@@ -430,7 +433,8 @@ class Choice:
     """The most that a rank will hold; None: unknown."""
     larger_bytes: int | None = None
     """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
-    mapped_bytes: int = 0
+    unheld_bytes: int = 0
+    """Addresses that it takes and holds no memory at."""
     was_busy: bool = False
     """Whether other programs ran when it was made: fewer threads may have won by that."""
     made: float = field(default_factory=time.time)
@@ -475,16 +479,11 @@ def kept(key: Mapping[str, Any]) -> Choice | None:
         return None
 
 
-def keep(choice: Choice, key: Mapping[str, Any]) -> None:
-    """Keep the choice; a cache that cannot be written costs the next run its trials."""
+def keep(choice: Choice, key: Mapping[str, Any]) -> str | None:
+    """Keep the choice; return why it is not kept, None if it is."""
     path = _path(key)
-    if path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps({"key": _plain(key), "choice": asdict(choice)}), "utf-8")
-        unfinished.replace(path)
+    found = json.dumps({"key": _plain(key), "choice": asdict(choice)})
+    return NO_CACHE if path is None else keep_newest(path, found, _MOST_KEPT)
 
 
 def _plain(key: Mapping[str, Any]) -> Any:

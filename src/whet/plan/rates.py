@@ -29,7 +29,7 @@ import numpy as np
 
 from whet.errors import ConfigError
 from whet.hardware import cpu
-from whet.paths import default_cache_dir
+from whet.paths import NO_CACHE, default_cache_dir, keep_newest
 from whet.version import __version__
 
 Kind = Literal["encoder", "decoder"]
@@ -44,8 +44,10 @@ BUDGET_S = 10.0
 """A calibration of all parts ends at about this time: later rounds of what it measures are left out."""
 BUSY = 0.5
 """A load of more threads than this, on processors that the calibration needs itself, makes its times too long."""
-_FORM = 1
+_FORM = 2
 """Raise this when the same machine would be measured in another way."""
+_MOST_KEPT = 8
+"""Files of rates in the cache: one for each number of threads and version in use, and as many again."""
 
 
 # ---- seconds by size ----
@@ -128,6 +130,8 @@ class Key:
     threads: int
     operators: str
     """The instruction set of the native operators; plain torch runs without them."""
+    native: str | None
+    """The digest of their library; None: plain torch."""
     torch: str
     whet: str
     form: int = _FORM
@@ -213,12 +217,14 @@ def key_here() -> Key:
     """Return what rates measured here and now would depend on."""
     import torch
 
+    from whet.kernels import native_file
     from whet.kernels.library import library
 
     native = library()
     return Key(
         processor=cpu.model_name(), cores=cpu.usable_cores(), threads=torch.get_num_threads(),
-        operators="torch" if native is None else native.isa, torch=torch.__version__, whet=__version__,
+        operators="torch" if native is None else native.isa, native=None if native is None else native_file.digest(),
+        torch=torch.__version__, whet=__version__,
     )  # fmt: skip
 
 
@@ -240,6 +246,9 @@ def as_json(rates: Rates) -> dict[str, Any]:
 
 def from_json(found: Any) -> Rates:
     """Return the rates that `as_json` wrote; raise ValueError if these are none, or are of an older form."""
+    another = "they were measured by another version of whet"
+    if isinstance(found, dict) and isinstance(key := found.get("key"), dict) and key.get("form", _FORM) != _FORM:
+        raise ValueError(another)
     try:
         surfaces = {
             name: Surface.of({_size(first): {_size(n): _size(s) for n, s in points} for first, points in rows})
@@ -255,8 +264,8 @@ def from_json(found: Any) -> Rates:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"these are no rates of a machine: {error}") from error
     missing = (_NEEDED_SURFACES - surfaces.keys()) | (_NEEDED_NUMBERS - numbers.keys())
-    if key.form != _FORM or missing or not all(surface.firsts for surface in surfaces.values()):
-        raise ValueError("they were measured by another version of whet")
+    if missing or not all(surface.firsts for surface in surfaces.values()):
+        raise ValueError(another)
     return rates
 
 
@@ -292,16 +301,10 @@ def cached(key: Key, folder: Path | None = None) -> Rates | None:
     return found if found.key == key else None
 
 
-def keep(rates: Rates, folder: Path | None = None) -> None:
-    """Write the rates to whet's cache; a cache that cannot be written costs the next `whet plan` a calibration."""
+def keep(rates: Rates, folder: Path | None = None) -> str | None:
+    """Write the rates to whet's cache, and remove the oldest there; return why they are not kept, None if they are."""
     path = _path(rates.key, folder)
-    if path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(as_json(rates)), "utf-8")
-        unfinished.replace(path)
+    return NO_CACHE if path is None else keep_newest(path, json.dumps(as_json(rates)), _MOST_KEPT)
 
 
 def _path(key: Key, folder: Path | None) -> Path | None:
@@ -339,7 +342,8 @@ def of_this_machine(say: Callable[[str], None], folder: Path | None = None) -> R
     measured = measure()
     if measured.is_busy:
         say(f"other programs were running (load {measured.load:.1f}): the forecast of the time is too long")
-    keep(measured, folder)
+    if why := keep(measured, folder):
+        say(f"the speed is measured again next time: {why}")
     return measured
 
 

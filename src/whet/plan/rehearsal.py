@@ -8,6 +8,7 @@ Autograd, checkpointing, adapters and the methods run as they are: what is count
 
 from __future__ import annotations
 
+import gc
 import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -22,11 +23,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.errors import WhetError
+from whet.hardware import memory
 from whet.kernels import matrix
 from whet.kernels.operator import rehearsed
 
 _SPACES = (1 << 42, 1 << 38, 1 << 36)
 """Sizes of the mapping, the first that the system grants."""
+_LEAST_SPACE = 1 << 28
+"""Under a limit on addresses, the mapping has half of what is left, and no less than this."""
 _NORESERVE = 0x4000
 """Linux: no memory is set aside for the mapping."""
 _ALIGNED = 64
@@ -39,6 +43,9 @@ _MADE = frozenset({"aten::zeros", "aten::empty", "aten::full", "aten::ones", "at
                    "aten::empty_strided"})  # fmt: skip
 
 
+_ONEDNN = "mkldnn::_linear_pointwise"
+_PRODUCTS = frozenset({_ONEDNN, "aten::mm", "aten::addmm", "aten::bmm"})
+"""Products; torch's own of fp32 run in MKL."""
 _PICKING = frozenset({"aten::topk", "aten::argmax", "aten::sort", "aten::max"})
 """Operators whose results say which of several places a value has, where the pass continues by them."""
 
@@ -60,6 +67,8 @@ class Trace:
 
     memories: list[Memory] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
+    products: set[tuple[int, ...]] = field(default_factory=set)
+    """The sizes of the different products that ran in oneDNN, which keeps code for each."""
 
     @property
     def turnover_bytes(self) -> int:
@@ -73,7 +82,8 @@ class Trace:
 
     def without(self, numbers: Set[int]) -> Trace:
         """Return the same as if these memories had never been allocated."""
-        return Trace(self.memories, [one for one in self.events if (one if one >= 0 else ~one) not in numbers])
+        kept = [one for one in self.events if (one if one >= 0 else ~one) not in numbers]
+        return Trace(self.memories, kept, self.products)
 
     def peak(self) -> tuple[int, set[int]]:
         """Return the most bytes that were alive at a time, and the numbers of the memories that were."""
@@ -121,7 +131,7 @@ class Rehearsal(TorchDispatchMode):
         """Begin a new trace, and return the last as it is now; what is alive now is there before the new one."""
         last, self.trace = self.trace, Trace()
         self._space.numbers.clear()
-        return Trace([*last.memories], [*last.events])
+        return Trace([*last.memories], [*last.events], last.products)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the result of an operator: computed for integers, of the right size alone for all else."""
@@ -133,6 +143,8 @@ class Rehearsal(TorchDispatchMode):
             with self:
                 return _widened(*args)
         tensors = [one for one in _flat((*args, *kwargs.values())) if isinstance(one, Tensor)]
+        if how.name in _PRODUCTS and (how.name == _ONEDNN or tensors[0].dtype != torch.float32):
+            self.trace.products.add(tuple(n for one in tensors for n in (*one.shape, *one.stride())))
         hollow = any(one.is_floating_point() or self._space.holds(one) for one in tensors)
         if how.name == "aten::_local_scalar_dense":
             return _value(tensors[0]) if self._space.holds(tensors[0]) else func(*args, **kwargs)
@@ -213,13 +225,9 @@ class _Space:
 
     def __init__(self) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = next((one for size in _SPACES if (one := _mapped(size, flags)) is not None), None)
+        self._map = next((one for size in _sizes() if (one := _mapped(size, flags)) is not None), None)
         if self._map is None:
-            raise NoSpaceError(
-                what="memory cannot be forecast here",
-                why="the system grants no address space without memory behind it",
-                fix="raise the limit on address space: ulimit -v unlimited",
-            )
+            raise _no_space("the system grants none without memory behind them")
         self._end, self._next = len(self._map), _ALIGNED
         self._begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
         self.numbers: dict[int, int] = {}
@@ -236,8 +244,10 @@ class _Space:
         if not extent:
             return torch.empty_strided(size.shape, size.stride, dtype=size.dtype)
         begin, n_bytes = self._next, extent * size.dtype.itemsize
+        if _ALIGNED + n_bytes > self._end:
+            raise _no_space(f"one tensor takes {n_bytes:,} bytes, and there are {self._end:,} addresses for all")
         if begin + n_bytes > self._end:
-            begin = _ALIGNED  # what had these addresses first is gone by now
+            begin = _ALIGNED  # what had these addresses first is gone by now, or is not read either
         self._next = -(-(begin + n_bytes) // _ALIGNED) * _ALIGNED
         flat = torch.frombuffer(self._map, dtype=size.dtype, count=extent, offset=begin)
         return flat.as_strided(size.shape, size.stride)
@@ -245,6 +255,25 @@ class _Space:
 
 class NoSpaceError(WhetError):
     """The system grants no addresses for a rehearsal."""
+
+
+def _no_space(why: str) -> NoSpaceError:
+    limit = memory.address_space_bytes()
+    return NoSpaceError(
+        what="memory cannot be forecast here",
+        got="no limit on addresses" if limit is None else f"a limit on addresses of {limit:,} bytes (ulimit -v)",
+        why=f"a forecast takes addresses for what a run would hold: {why}",
+        fix="raise the limit: ulimit -v unlimited; --memory says what the run may use",
+    )
+
+
+def _sizes() -> Iterator[int]:
+    """Yield the sizes to ask for, in falling order."""
+    yield from _SPACES
+    if (limit := memory.address_space_bytes()) is not None:
+        gc.collect()  # the model of an earlier rehearsal keeps its mapping
+        if (half := (limit - (memory.mapped_bytes() or 0)) // 2) >= _LEAST_SPACE:
+            yield half // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def _mapped(size: int, flags: int) -> mmap.mmap | None:

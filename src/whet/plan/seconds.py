@@ -35,6 +35,9 @@ _LOAD_FACTOR = 4.0
 """Reading a weight file, checking it and copying it takes so many copies in memory."""
 _READS_ALL = "ForQuestionAnswering"
 """The end of the names of heads that read every token, whatever the targets of their loss."""
+_EXCHANGES = (2, 3, 2, 3)
+"""By stage of ZeRO, how often a rank sends and gets the shares of all: gradients are summed (1) and given to all (1),
+or weights are given once they are updated (1), or collected for each pass (1; in stage 3 for backward again)."""
 _SELECTIVE = 0.15
 """The share of a block's forward pass that lies between its products."""
 
@@ -49,6 +52,10 @@ class Seconds:
     run: Mapping[RunPart, float]
     error_frac: float
     """The forecast is off by at most this share, most of the time."""
+    evaluation_s: float = 0.0
+    """One evaluation."""
+    save_s: float = 0.0
+    """One checkpoint."""
     doubts: tuple[str, ...] = ()
     """Why the range is wider than usual."""
 
@@ -92,18 +99,21 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
         part: float(np.mean([one[part] for one in steps])) * (_usual_rows(work) if part in by_rows else 1.0)
         for part in STEP_PARTS
     }
-    evaluation = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
+    each_s = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
+    evaluation_s = work.n_eval_batches * each_s
+    save_s = work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"])
     run: dict[RunPart, float] = {
         "start": rates.numbers["start"] + _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"],
         "trial": _trial_s(rates, anatomy, work, precision),
         **{part: seconds * work.n_steps for part, seconds in step.items()},
-        "evaluation": work.n_evaluations * work.n_eval_batches * evaluation,
-        "saving": work.n_saves * work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"]),
+        "evaluation": work.n_evaluations * evaluation_s,
+        "saving": work.n_saves * save_s,
     }
     doubts = tuple(_doubts(rates, anatomy, work, precision))
     error = math.hypot(_USUAL_ERROR, rates.noise, *(width for _, width in doubts))
     return Seconds(
-        precision=precision, step=step, run=run, error_frac=error, doubts=tuple(text for text, _ in doubts)
+        precision=precision, step=step, run=run, error_frac=error, evaluation_s=evaluation_s, save_s=save_s,
+        doubts=tuple(text for text, _ in doubts),
     )  # fmt: skip
 
 
@@ -177,12 +187,13 @@ class _Passes:
     def step(self, batches: Sequence[MicroBatch], work: Workload) -> dict[StepPart, float]:
         """Return the parts of a step over these micro-batches."""
         passes = [self.trained(batch) for batch in batches]
+        n_updating = work.n_ranks if work.zero_stage else 1
         return {
             "data": sum(batch.n_rows for batch in batches) * self.rates.numbers["row"],
             "forward": sum(one["forward"] for one in passes),
             "backward": sum(one["backward"] for one in passes) + (len(passes) - 1) * self._sum_s(),
-            "exchange": self._exchange_s(work.n_ranks),
-            "optimizer": self.rates.optimizer_s(self.anatomy.optimizer, self._updated(work)),
+            "exchange": self._exchange_s(work),
+            "optimizer": self.rates.optimizer_s(self.anatomy.optimizer, self._updated(work)) / n_updating,
         }
 
     def trained(self, batch: MicroBatch) -> dict[Part, float]:
@@ -269,11 +280,11 @@ class _Passes:
         """Return the time of adding a micro-batch's gradients to those of the step: two reads and a write."""
         return 1.5 * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
 
-    def _exchange_s(self, n_ranks: int) -> float:
-        """Return the time of summing gradients between ranks of this machine: each byte is copied about three times."""
-        if n_ranks < 2:
+    def _exchange_s(self, work: Workload) -> float:
+        """Return the time of exchanges between ranks of this machine: each byte is copied about three times."""
+        if work.n_ranks < 2:
             return 0.0
-        share = 2 * (n_ranks - 1) / n_ranks
+        share = _EXCHANGES[work.zero_stage] * (work.n_ranks - 1) / work.n_ranks
         return 3 * share * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
 
     def _updated(self, work: Workload) -> float:

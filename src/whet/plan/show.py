@@ -28,11 +28,10 @@ _NAME, _AMOUNT, _SHARE = 44, 12, 8
 
 def table(sizes: Anatomy, work: Workload, forecast: MemoryForecast) -> list[str]:
     """Return what the run is, its memory by part, the sum, what is free, and whether it fits."""
-    return [*_of_run(sizes, work, forecast), "", *of_memory(forecast)]
+    return [*_of_run(sizes, work, forecast), "", *_of_memory(forecast, work.n_ranks)]
 
 
-def of_memory(forecast: MemoryForecast) -> list[str]:
-    """Return the memory by part, the sum, what is free, and whether it fits."""
+def _of_memory(forecast: MemoryForecast, n_ranks: int) -> list[str]:
     total = max(forecast.peak_bytes, 1)
     rows = [
         _row(PARTS[name], console.amount(n_bytes), f"{n_bytes / total:.0%}") for name, n_bytes in forecast.parts.items()
@@ -41,7 +40,8 @@ def of_memory(forecast: MemoryForecast) -> list[str]:
     rows += [rule, _row(f"at the peak, {forecast.moment}", console.amount(forecast.peak_bytes), "")]
     if forecast.free_bytes is not None:
         share = f"{forecast.peak_bytes / max(forecast.free_bytes, 1):.0%}"
-        rows.append(_row("free for this run", console.amount(forecast.free_bytes), share))
+        whom = "this run" if n_ranks == 1 else f"each of {n_ranks} ranks"
+        rows.append(_row(f"free for {whom}", console.amount(forecast.free_bytes), share))
     return ["memory of one rank", *rows, f"  {verdict(forecast)}"]
 
 

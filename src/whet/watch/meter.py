@@ -135,11 +135,19 @@ class Clock:
         if not self._n_known:
             return 0.0
         ahead = self.ahead()
-        by_tokens = ahead.n_tokens is not None and self._tokens > 0
-        done, left = (self._tokens, ahead.n_tokens or 0.0) if by_tokens else (self._steps, float(ahead.n_steps))
-        return left * self._step_s / done + sum(
+        return self._steps_left_s(ahead) + sum(
             max(n - self._since_step[kind], 0) * self._usual_s(kind, ahead) for kind, n in ahead.pauses.items()
         )
+
+    @property
+    def steps_left_s(self) -> float:
+        """Seconds of the steps that are left, without pauses; 0 before the first step."""
+        return self._steps_left_s(self.ahead()) if self._n_known else 0.0
+
+    def _steps_left_s(self, ahead: Ahead) -> float:
+        by_tokens = ahead.n_tokens is not None and self._tokens > 0
+        done, left = (self._tokens, ahead.n_tokens or 0.0) if by_tokens else (self._steps, float(ahead.n_steps))
+        return left * self._step_s / done
 
     def _usual_s(self, pause: str, ahead: Ahead) -> float:
         if n := self._n_times[pause]:

@@ -30,9 +30,9 @@ def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.
     # A stable sort, not topk: the choice of topk among equal logits is undefined and differs by device.
     # Padding is last in its row, so a real token with a logit of -inf still comes before it.
     logit, index = padded.sort(dim=-1, descending=True, stable=True)
-    logit, index = logit[..., :k], index[..., :k]
+    logit, index = logit[..., :k].clone(), index[..., :k]  # views would keep the logits of all tokens
     index = index.masked_fill(index >= lengths[:, None], -1)
-    null = padded[:, :, 0]
+    null = padded[:, :, 0].clone()
     return SpanScores(
         start_index=index[0].cpu().numpy(),
         start_logit=logit[0].cpu().numpy(),
