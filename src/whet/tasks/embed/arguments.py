@@ -1,6 +1,6 @@
 """The options of `whet embed`, `whet rerank` and `whet search`, and which options of a training they honour.
 
-The trainers are those of sentence-transformers (`whet.tasks.embed.trainers`), which take some of the settings that the
+The trainers are those of sentence-transformers (`whet.tasks.embed.job`), which take some of the settings that the
 engine of the other commands takes. `HONOURED` names them; any other that is set is refused.
 """
 
@@ -12,7 +12,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.ranks import here
 from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.config.settings import checked, options_of
-from whet.errors import Problem
+from whet.errors import ConfigError, Problem
 from whet.jobs.fields import JobFields
 from whet.optional import extra, is_installed
 
@@ -94,16 +94,15 @@ def _not_honoured(given: dict[str, object], why: str) -> Problem | None:
     )
 
 
-def _package_is_there(job: Any, args: TrainingArguments) -> Problem | None:
-    """Reported with all other problems, before any work."""
-    if is_installed(PACKAGE):
-        return None
-    return Problem(
-        what=f"the package {PACKAGE!r} is missing",
-        got="whet embed and whet rerank without it",
-        why="its models, losses and evaluators are what these commands train with",
-        fix=f"run: pip install {INSTALL}",
-    )
+def require_package() -> None:
+    """Raise ConfigError with what installs sentence-transformers, if it is missing; does not import it."""
+    if not is_installed(PACKAGE):
+        raise ConfigError(
+            what=f"the package {PACKAGE!r} is missing",
+            got="no sentence-transformers in this environment",
+            why="its models, losses and evaluators are what whet embed, rerank and search work with",
+            fix=f"run: pip install {INSTALL}",
+        )
 
 
 def _columns_go_together(job: Any) -> Problem | None:
@@ -156,7 +155,6 @@ _RULES: tuple[Rule, ...] = (
     ),
 )
 RUN_RULES: tuple[Rule, ...] = (
-    _package_is_there,
     _is_honoured,
     _job_is_honoured,
     broken_if(
@@ -166,6 +164,14 @@ RUN_RULES: tuple[Rule, ...] = (
         what="several ranks cannot train this model together yet",
         why="negatives come from the batch of one process",
         fix="start one process; --loss CachedMultipleNegativesRankingLoss allows batches of any size",
+    ),
+    broken_if(
+        "products_have_a_format_of_vectors",
+        ("precision",),
+        lambda _, args: args.precision in ("fp16", "int8"),
+        what="precision is a format that these models do not train in",
+        why="their encoder's products run in fp32 or bf16",
+        fix="use --precision bf16, or auto, which measures it",
     ),
     broken_if(
         "a_batch_has_negatives",

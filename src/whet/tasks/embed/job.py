@@ -12,7 +12,8 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from whet import console
 from whet.config.arguments import TrainingArguments
-from whet.config.settings import options_of
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
@@ -30,10 +30,13 @@ from whet.hf.trainer import Trainer
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import settings_with_sources
+from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.loading.quiet import quiet
+from whet.own_loop.changes import changes
+from whet.precision import compare as formats
 from whet.store import compare, find
-from whet.tasks.embed.arguments import CACHED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
 from whet.tasks.embed.folders import kind_of_folder
 from whet.tasks.embed.models import library, load, optimized, set_length
 from whet.tasks.embed.pairs import Pairs
@@ -50,7 +53,7 @@ _CURVE = (
 """Settings of the task that change the loss curve."""
 _NAMED_ELSEWHERE = {
     "overwrite_output_dir", "do_train", "do_eval", "resume_from_checkpoint", "resume_allow_changes", "warmup_ratio",
-    "bf16", "eval_on_start", "enable_jit_checkpoint", "report_to", "disable_tqdm", "metric_for_best_model",
+    "bf16", "precision", "eval_on_start", "enable_jit_checkpoint", "report_to", "disable_tqdm", "metric_for_best_model",
 }  # fmt: skip
 """Settings that the command itself carries out, or hands to the trainer under another name."""
 _MEASURED = 2000
@@ -70,10 +73,10 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     """Return the run that trains an embedding model on these pairs."""
     losses = library("sentence_transformer.losses")
     name = job.loss or ("CoSENTLoss" if _any(examples).scores is not None else IN_BATCH[0])
-    for split, pairs in examples.items():
-        _require_fitting(name, pairs, split, args)
-    model = _embedder(job, args)
     train = examples.get("train")
+    if train is not None:
+        _require_fitting(name, train, args)
+    model = _embedder(job, args)
     if train is not None and job.num_hard_negatives is not None:
         train = _with_hard_negatives(train, job, args, model)
     prompts = _prompts(model, name)
@@ -89,7 +92,7 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     judged = examples.get("validation")
     evaluator, primary = _search_evaluator(judged, args, model, job) if judged is not None else (None, "")
     plan = _Plan("embed", model, columns, loss, name, evaluator, primary, prompts)
-    return _run(job, args, examples, plan, {"similarity": str(model.similarity_fn_name)})
+    return _run(job, args, examples, plan, {"symmetric": name == "CoSENTLoss"})
 
 
 def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapping[str, Pairs]) -> PairRun:
@@ -102,13 +105,20 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
     train = examples.get("train")
     if train is not None:
         if name in IN_BATCH:
-            _require_fitting(name, train, "train", args)
+            _require_fitting(name, train, args)
         elif not labelled:
-            raise _mismatch("train", train, name, "pairs that do not fit, with a score of 0 or as negatives",
+            raise _mismatch(train, name, "pairs that do not fit, with a score of 0 or as negatives",
                             "use --loss MultipleNegativesRankingLoss, or mine some: --num_hard_negatives 4 "
                             "--hard_negatives_model MODEL")  # fmt: skip
     model = load("CrossEncoder", job.model_name_or_path, "--model_name_or_path", job=job, use_cpu=args.use_cpu,
                  **_one_label(job.model_name_or_path))  # fmt: skip
+    if model.config.num_labels != 1:
+        raise ConfigError(
+            what="the reranker gives several labels",
+            got=f"{job.model_name_or_path}: {model.config.num_labels} labels",
+            why="a pair gets one score here",
+            fix="name a reranker with one label or a plain encoder, or train labels with whet classify",
+        )
     set_length(model, job.max_seq_length)
     if train is not None and mined:
         miner = load("SentenceTransformer", str(job.hard_negatives_model), "--hard_negatives_model",
@@ -166,14 +176,14 @@ def _any(examples: Mapping[str, Pairs]) -> Pairs:
     return next(iter(examples.values()))
 
 
-def _require_fitting(loss: str, pairs: Pairs, split: str, args: TrainingArguments) -> None:
+def _require_fitting(loss: str, pairs: Pairs, args: TrainingArguments) -> None:
     """Raise DataError if the loss cannot learn from these pairs, or ConfigError for a batch without negatives."""
     if (pairs.scores is not None) != (loss == "CoSENTLoss"):
         wants = "pairs with scores" if loss == "CoSENTLoss" else "pairs that belong together, without scores"
-        raise _mismatch(split, pairs, loss, wants, "leave --loss out, or name columns that fit it")
+        raise _mismatch(pairs, loss, wants, "leave --loss out, or name columns that fit it")
     if loss == "TripletLoss" and len(pairs.negatives) != 1:
-        raise _mismatch(split, pairs, loss, "one negative a row", "add a column with it, or leave --loss out")
-    if split != "train" or loss not in IN_BATCH:
+        raise _mismatch(pairs, loss, "one negative a row", "add a column with it, or leave --loss out")
+    if loss not in IN_BATCH:
         return
     if args.per_device_train_batch_size < 2:
         raise ConfigError(
@@ -191,9 +201,9 @@ def _require_fitting(loss: str, pairs: Pairs, split: str, args: TrainingArgument
         )
 
 
-def _mismatch(split: str, pairs: Pairs, loss: str, wants: str, fix: str) -> DataError:
+def _mismatch(pairs: Pairs, loss: str, wants: str, fix: str) -> DataError:
     has = "scores" if pairs.scores is not None else console.plural(len(pairs.negatives), "negative") + " a row"
-    return DataError(what=f"{pairs.source} does not fit the loss", got=f"{split}: pairs with {has}",
+    return DataError(what=f"{pairs.source} does not fit the loss", got=f"pairs with {has}",
                      why=f"{loss} needs {wants}", fix=fix)  # fmt: skip
 
 
@@ -382,15 +392,72 @@ def rank_task(pairs: Pairs) -> list[dict[str, Any]]:
 
 
 class _TrainerOfCommand(Trainer):
-    """whet.Trainer, whose checkpoints also keep what the command was asked for, so that a resume can compare it."""
+    """whet.Trainer, whose checkpoints also keep what the command was asked for, so that a resume can compare it.
+
+    The encoder's products may run in bf16; losses, and all of an evaluation, stay in float32.
+    """
 
     asked: TrainingArguments
     identity: Mapping[str, Any]
+    products = "fp32"
+
+    def choose_products(self) -> str:
+        """Choose the format of the products in training, and return what people should know of it."""
+        asked, said = self.asked.precision, ""
+        if asked == "auto":
+            asked, said = self._kept_products() or "", " (auto: as in the checkpoint)"
+            if not asked:
+                asked, said = self._faster_products()
+        self.products = asked
+        self._compute_in(asked)
+        return f"precision: {asked}{said}"
+
+    def _kept_products(self) -> str | None:
+        folder = _to_resume(self.asked)
+        path = None if folder is None else folder / compare.ARGUMENTS
+        found = json.loads(path.read_text("utf-8")).get("precision") if path is not None and path.is_file() else None
+        return found if found in ("fp32", "bf16") else None
+
+    def _faster_products(self) -> tuple[str, str]:
+        """Return bf16 if it is clearly faster here on the first rows, and what was measured."""
+        encoder = self.model.transformers_model
+        if self.asked.bf16 is False or self.args.device.type != "cpu" or changes(self.model) is None:
+            return "fp32", ""
+        if 6.0 * encoder.num_parameters(exclude_embeddings=True) * 512 < formats.LEAST_FLOP:
+            return "fp32", " (auto: the model is too small to gain)"
+        rows: Any = self.train_dataset
+        batch = self.data_collator([rows[n] for n in range(min(self.args.train_batch_size, len(rows)))])
+
+        def timed(products: str) -> None:
+            self._compute_in(products)
+            with generators_kept():
+                self.compute_loss(self.model, dict(self._prepare_inputs(batch))).backward()
+            self.model.zero_grad(set_to_none=True)
+
+        self.model.train()
+        times = formats.alternate(partial(timed, "fp32"), partial(timed, "bf16"), time.perf_counter)
+        chosen = "bf16" if times.speedup >= formats.MARGIN else "fp32"
+        return chosen, f" (auto: bf16 measured {times.speedup:.2f}x fp32 here)"
+
+    def _compute_in(self, products: str) -> None:
+        optimized(self.model, products)
+        self._encoders = None
+
+    def evaluation_loop(self, *given: Any, **named: Any) -> Any:
+        """Evaluate as sentence-transformers does, in float32."""
+        if self.products == "fp32":
+            return super().evaluation_loop(*given, **named)
+        self._compute_in("fp32")
+        try:
+            return super().evaluation_loop(*given, **named)
+        finally:
+            self._compute_in(self.products)
 
     def _write_model(self, state_dict: Any, folder: Path) -> None:
         super()._write_model(state_dict, folder)
         if self._saving_to is not None and self.args.should_save:
-            (folder / compare.ARGUMENTS).write_text(self.asked.to_json_string() + "\n", "utf-8")
+            asked = replace(self.asked, precision=self.products)
+            (folder / compare.ARGUMENTS).write_text(asked.to_json_string() + "\n", "utf-8")
             (folder / _IDENTITY).write_text(json.dumps(self.identity, indent=2) + "\n", "utf-8")
 
 
@@ -440,8 +507,8 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         f"{one}Trainer", (_TrainerOfCommand, getattr(library(f"{folder}.trainer"), f"{one}Trainer"))
     )
     args_kind: Any = dataclass(types.new_class(f"{one}TrainingArguments", (TrainerArguments, own_args)))
-    names = {field.name for field in fields(args_kind)} & {*options_of(TrainingArguments)} - _NAMED_ELSEWHERE
-    given = {name: getattr(args, name) for name in names if _is_handed_on(name, args)}
+    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE
+    given = {name: getattr(args, name) for name in names}
     asked = args.metric_for_best_model
     best = plan.primary if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
     sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
@@ -450,6 +517,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         "prompts": plan.prompts or None,
         "report_to": [*args.report_to] or "none",
         "disable_tqdm": True,
+        "precision": "fp32",  # of what autocast reaches: the encoder's products are changed in the model
         "warmup_steps": args.warmup_steps or args.warmup_ratio,
         "save_on_signal": args.enable_jit_checkpoint is not False,
         "metric_for_best_model": f"eval_{best}"
@@ -471,12 +539,6 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         trainer.remove_callback(shown)
     trainer.asked, trainer.identity = args, identity
     return trainer
-
-
-def _is_handed_on(name: str, args: TrainingArguments) -> bool:
-    from whet.tasks.embed.arguments import HONOURED
-
-    return name in HONOURED
 
 
 def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, Any]:
@@ -501,11 +563,10 @@ def _run(
         "settings": {name: getattr(job, name) for name in _CURVE if hasattr(job, name)} | {"loss": plan.loss_name},
         "data": None if train is None else _digest(train),
     }
-    if args.do_train and args.resume_from_checkpoint:
-        _require_same(args, identity)
+    _require_same(args, identity)
     with _without_bars():
         trainer = _trainer(job, args, plan, identity)
-    _say_what_is_cut(plan.model, plan.columns, args)
+    _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
     return PairRun(trainer, args, examples, dict(reading))
 
@@ -528,38 +589,48 @@ def _digest(pairs: Pairs) -> str:
     return found.hexdigest()
 
 
+def _to_resume(args: TrainingArguments) -> Path | None:
+    """Return the checkpoint that the training will resume from; None: it begins."""
+    asked = args.resume_from_checkpoint
+    if not args.do_train or not asked:
+        return None
+    return find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+
+
 def _require_same(args: TrainingArguments, identity: Mapping[str, Any]) -> None:
     """Raise ConfigError if the checkpoint to resume from is of other settings or other data."""
-    asked = str(args.resume_from_checkpoint)
-    folder = find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(asked)
+    folder = _to_resume(args)
     path = None if folder is None else folder / _IDENTITY
     if path is None or not path.is_file():
         return
     before, now = json.loads(path.read_text("utf-8")), json.loads(json.dumps(identity))
-    old, new = before.get("settings", {}), now["settings"]
-    changed = [f"{name}: {old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value]
-    changed += ["the pairs of the training are others"] if before.get("data") != now["data"] else []
-    names = {name for name, value in new.items() if old.get(name) != value} | (
-        {"data"} if before.get("data") != now["data"] else set()
-    )
-    if names - {*args.resume_allow_changes}:
+    old = before.get("settings", {})
+    changed = [
+        f"{name}: {old.get(name)} -> {value}" for name, value in now["settings"].items() if old.get(name) != value
+    ]
+    other_data = before.get("data") != now["data"] and "data" not in args.resume_allow_changes
+    if changed or other_data:
         raise ConfigError(
             what=f"{path.parent} is a checkpoint of another run",
-            got="; ".join(changed),
+            got="; ".join([*changed, *(["the pairs of the training are others"] if other_data else [])]),
             why="a run resumes with the settings and the data that it began with: its loss curve would be neither's",
-            fix=f"use those; or another --output_dir; or --resume_allow_changes {','.join(sorted(names))}",
+            fix="use those, or another --output_dir" + ("; or --resume_allow_changes data" if not changed else ""),
         )
 
 
-def _say_what_is_cut(model: Any, columns: Mapping[str, list[Any]] | None, args: TrainingArguments) -> None:
+def _say_what_is_cut(plan: _Plan) -> None:
     """Print how many texts are longer than the model reads, by column; of many, the first are measured."""
+    model, columns = plan.model, plan.columns
     length = model.max_seq_length
     if columns is None or length is None or not hasattr(model.tokenizer, "_tokenizer"):
         return
+    texts = {name: (values[:_MEASURED],) for name, values in columns.items() if isinstance(values[0], str)}
+    if plan.task == "rerank":  # a row holds both texts
+        first, *others = texts
+        texts = {f"{first} and {name}": (*texts[first], *texts[name]) for name in others}
     cut = []
-    for name, values in columns.items():
-        texts = [text for text in values[:_MEASURED] if isinstance(text, str)]
-        rows = model.tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"] if texts else []
+    for name, columns_of_row in texts.items():
+        rows = model.tokenizer(*columns_of_row, truncation=False, padding=False, verbose=False)["input_ids"]
         if n_long := sum(len(row) > length for row in rows):
             cut.append(f"{n_long:,} of {len(rows):,} {name} texts")
     if cut:
@@ -606,6 +677,7 @@ class PairRun:
                 self.before = self._evaluate()
                 stop.check(lambda name: name)
             if args.do_train:
+                printing.show_wrapped(self.trainer.choose_products())
                 trained = self.trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
                 self._save(dict(trained.metrics))
             if args.do_eval:

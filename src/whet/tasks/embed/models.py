@@ -14,12 +14,13 @@ from whet.log import logger
 from whet.models.loading.load import max_positions
 from whet.models.loading.quiet import quiet
 from whet.optional import require
-from whet.tasks.embed.arguments import INSTALL, PACKAGE, PairFields
+from whet.tasks.embed.arguments import INSTALL, PACKAGE, PairFields, require_package
 from whet.tasks.embed.folders import Kind, kind_of_folder
 
 
 def library(part: str = "") -> ModuleType:
     """Return sentence-transformers, or a part of it; raises ConfigError with what installs it."""
+    require_package()
     package = require(PACKAGE, needed_for="this command", install=INSTALL)
     return import_module(f"{PACKAGE}.{part}") if part else package
 

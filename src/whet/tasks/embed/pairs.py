@@ -25,7 +25,7 @@ from whet.errors import DataError
 from whet.jobs.fields import file_of, limit_of
 from whet.jobs.hub_data import hub_examples
 from whet.jobs.left_out import LeftOut
-from whet.tasks.embed.arguments import PairFields
+from whet.tasks.embed.arguments import PairFields, require_package
 from whet.watch import printing
 
 _EXAMPLE = '{"anchor": "...", "positive": "..."}'
@@ -123,6 +123,7 @@ class Pairs:
 
 def read_split(job: PairFields, split: str) -> Pairs:
     """Return the pairs of the split `train` or `validation`; prints which columns were read."""
+    require_package()
     divided = job.validation_split_percentage is not None
     limit = limit_of(job, split)
     if divided:
@@ -139,6 +140,11 @@ def read_split(job: PairFields, split: str) -> Pairs:
 def _read(job: PairFields, split: str, limit: int | None) -> Pairs:
     if (file := file_of(job, split)) is None:
         return hub_examples(job, split, limit, lambda rows, bad: _of_table(rows, job, bad, limit))
+    return read_pairs(file, job, limit)
+
+
+def read_pairs(file: Path, job: PairFields, limit: int | None = None) -> Pairs:
+    """Return the pairs of a file in any form; raises DataError with everything that is wrong in it."""
     try:
         with no_cycle_search():
             rows, bad = read_table(file, job.csv_delimiter), BadRows(str(file), skip_bad=job.skip_bad)

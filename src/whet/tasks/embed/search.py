@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from whet.errors import ConfigError, escape_controls
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.own_loop.changes import changes
-from whet.tasks.embed.arguments import SearchArguments
+from whet.tasks.embed.arguments import SearchArguments, require_package
 from whet.tasks.embed.models import library, load, optimized, set_length
 from whet.tasks.embed.pairs import Texts, choose_columns, read_texts
 
@@ -29,6 +30,7 @@ _ARRAY = ".npy"
 
 def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the vector of each row, the score of each pair, or the texts of the corpus that fit best."""
+    require_package()
     _require_honoured(asked)
     rows = _rows(asked, asked.text_pair_column_names)
     corpus = None if asked.corpus_file is None else _corpus(Path(asked.corpus_file), asked)
@@ -45,7 +47,10 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         hits = _found(model, rows.texts, corpus.texts, asked.top_k, batch)
         _write(asked, model, _matches(rows, corpus, hits))
     elif rows.others is not None:
-        vectors = [model.encode(texts, batch_size=batch, convert_to_tensor=True) for texts in (rows.texts, rows.others)]
+        symmetric = reading.get("symmetric", False)  # trained without the prompts of queries and documents
+        encoders = [model.encode] * 2 if symmetric else [model.encode_query, model.encode_document]
+        pairs = zip(encoders, (rows.texts, rows.others), strict=True)
+        vectors = [encode([*texts], batch_size=batch, convert_to_tensor=True) for encode, texts in pairs]
         _write(asked, model, _scores(rows, model.similarity_pairwise(*vectors).tolist()))
     else:
         vectors = model.encode_document([*rows.texts], batch_size=batch)
@@ -61,6 +66,7 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
 
 def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the score of each pair, or the texts of the corpus that fit each row best."""
+    require_package()
     _require_honoured(asked)
     if asked.corpus_file is None:
         first, second = _pair_columns(Path(asked.file), asked)
@@ -84,7 +90,8 @@ def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
 
 def run_search(asked: SearchArguments) -> int:
     """Show the texts of the corpus that fit each query best."""
-    log.set_up()
+    log.set_up(logging.WARNING)
+    require_package()
     queries = [one for one in asked.query if one.strip()]
     corpus = read_texts(Path(asked.corpus), asked.text_column_names, None)
     model = _embedder(asked.model, None, "fp32")
