@@ -175,18 +175,26 @@ def test_embedding_model_predicts_and_searches(
     assert found[0][0]["row"] in capsys.readouterr().out
 
 
-RERANK: dict[str, tuple[dict[str, list[Any]], Any]] = {
-    "scores": ({"query": texts(1), "text": texts(2), "label": scores()}, cross_encoder_losses.BinaryCrossEntropyLoss),
-    "pairs": ({"query": texts(1), "text": texts(2)}, cross_encoder_losses.MultipleNegativesRankingLoss),
+RERANK: dict[str, tuple[dict[str, list[Any]], list[object], Any]] = {
+    "scores": (
+        {"query": texts(1), "text": texts(2), "label": scores()},
+        [],
+        cross_encoder_losses.BinaryCrossEntropyLoss,
+    ),
+    "pairs": (  # with all of a batch: which are drawn follows from the step here, and from every earlier draw there
+        {"query": texts(1), "text": texts(2)},
+        ["--num_negatives", "null"],
+        lambda model: cross_encoder_losses.MultipleNegativesRankingLoss(model, num_negatives=None),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", RERANK)
 def test_rerank_has_the_curve_and_scores_of_the_library(case: str, encoder_folder: Path, tmp_path: Path) -> None:
-    columns, loss = RERANK[case]
+    columns, words, loss = RERANK[case]
     data, out = write(tmp_path / "data.csv", columns), tmp_path / "out"
     whet("rerank", "--model_name_or_path", encoder_folder, "--train_file", data, "--validation_file", data,
-         "--do_train", "--do_eval", "--output_dir", out, *TRAINING)  # fmt: skip
+         "--do_train", "--do_eval", "--output_dir", out, *TRAINING, *words)  # fmt: skip
     args = of_library("rerank", tmp_path / "plain", **({} if case == "scores" else {"batch_sampler": "no_duplicates"}))
     torch.manual_seed(3)  # the new head is drawn from the seed of the run
     model = library.CrossEncoder(str(encoder_folder), num_labels=1, device="cpu")

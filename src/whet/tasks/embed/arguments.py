@@ -295,6 +295,7 @@ class EmbedArguments(PairFields):
 @checked(
     rules=(
         *_cached(lambda job: job.loss),
+        at_least("num_negatives", 1, "a query is compared with one text at least"),
         broken_if(
             "something_mines",
             ("num_hard_negatives", "hard_negatives_model"),
@@ -312,8 +313,9 @@ class RerankArguments(PairFields):
     loss: RerankLoss | None = None
     """Loss of sentence-transformers. null: BinaryCrossEntropyLoss for scores and for pairs with negatives, else
     MultipleNegativesRankingLoss, which takes negatives from the batch."""
-    num_negatives: int = 4
-    """With MultipleNegativesRankingLoss: texts of the batch that each query is compared with."""
+    num_negatives: int | None = 4
+    """With MultipleNegativesRankingLoss: texts of the batch, drawn at random, that each query is compared with. null:
+    all."""
 
 
 @checked(
