@@ -639,15 +639,17 @@ def _say_what_is_cut(plan: _Plan) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Run the block without the bars of transformers and datasets, which would cut the lines of the run."""
+    """Run the block without the bars of the libraries, which would cut the lines of the run."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    were_off = are_progress_bars_disabled()
+    card, were_off = library("base.model_card"), are_progress_bars_disabled()
+    bar, card.tqdm = card.tqdm, partial(card.tqdm, disable=True)
     disable_progress_bars()
     try:
         with quiet():
             yield
     finally:
+        card.tqdm = bar
         if not were_off:
             enable_progress_bars()
 
