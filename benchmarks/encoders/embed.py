@@ -75,7 +75,7 @@ def curves(data: Path, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def speeds(data: Path, folder: Path, rounds: int, n_threads: int) -> dict[str, Any]:
-    """Return the seconds of each step by side, taken by turns after two steps that warm up."""
+    """Return the seconds and processor seconds of each step by side, by turns after two steps that warm up."""
     with ExitStack() as stack:
         workers = {}
         for side in SIDES:
@@ -87,12 +87,20 @@ def speeds(data: Path, folder: Path, rounds: int, n_threads: int) -> dict[str, A
         for worker in workers.values():
             worker.ask("step")
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+        processor_s: dict[str, list[float]] = {side: [] for side in SIDES}
         for number in range(rounds):
             for side in list(SIDES)[:: 1 if number % 2 else -1]:
+                before_s = workers[side].processor_s()
                 seconds[side].append(workers[side].ask("step")["seconds"])
+                processor_s[side].append(workers[side].processor_s() - before_s)
         peaks = {side: worker.peak_bytes() for side, worker in workers.items()}
         ready = {side: worker.ready for side, worker in workers.items()}
-    return {"seconds": seconds, "peak_bytes": peaks, "ready": ready}
+    return {"seconds": seconds, "processor_s": processor_s, "peak_bytes": peaks, "ready": ready}
+
+
+def quotients(clock: dict[str, list[float]], side: str) -> list[float]:
+    """Return how many times the library takes of what this side takes, step by step."""
+    return [a / b for a, b in zip(clock["library"], clock[side], strict=True)]
 
 
 def main() -> None:
@@ -113,13 +121,13 @@ def main() -> None:
         apart = max(abs(judged[name] - value) for name, value in found["curves"]["command"].items() if name in judged)
         print(f"metrics of whet embed and of the evaluator: at most {apart:.1e} apart (must: 1e-06)", flush=True)
         found["speed"] = speeds(options.data, Path(folder), options.rounds, options.threads)
-    seconds = found["speed"]["seconds"]
     for side in SIDES[1:]:
-        ratios = [a / b for a, b in zip(seconds["library"], seconds[side], strict=True)]
+        ratios, of_processor = (quotients(found["speed"][clock], side) for clock in ("seconds", "processor_s"))
         memory = found["speed"]["peak_bytes"][side] / found["speed"]["peak_bytes"]["library"]
         products = found["speed"]["ready"][side]["products"]
         print(f"{side} ({products}): {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to "
-              f"{max(ratios):.2f}; must: {MUST:g}), {memory:.2f} of the memory", flush=True)  # fmt: skip
+              f"{max(ratios):.2f}; must: {MUST:g}), {statistics.median(of_processor):.2f} by processor time, "
+              f"{memory:.2f} of the memory", flush=True)  # fmt: skip
     options.output.write_text(json.dumps({"machine": facts()} | found, indent=1) + "\n", "utf-8")
 
 

@@ -94,6 +94,18 @@ def _not_honoured(given: dict[str, object], why: str) -> Problem | None:
     )
 
 
+def _one_process_trains(*_: Any) -> Problem | None:
+    n_ranks = here().n_ranks
+    if n_ranks == 1:
+        return None
+    return Problem(
+        what="several ranks cannot train this model together",
+        got=f"{n_ranks} ranks",
+        why="negatives come from the batch of one process",
+        fix="start one process; --loss CachedMultipleNegativesRankingLoss allows batches of any size",
+    )
+
+
 def require_package() -> None:
     """Raise ConfigError with what installs sentence-transformers, if it is missing; does not import it."""
     if not is_installed(PACKAGE):
@@ -157,14 +169,7 @@ _RULES: tuple[Rule, ...] = (
 RUN_RULES: tuple[Rule, ...] = (
     _is_honoured,
     _job_is_honoured,
-    broken_if(
-        "one_process_trains",
-        ("per_device_train_batch_size",),
-        lambda *_: here().n_ranks > 1,
-        what="several ranks cannot train this model together yet",
-        why="negatives come from the batch of one process",
-        fix="start one process; --loss CachedMultipleNegativesRankingLoss allows batches of any size",
-    ),
+    _one_process_trains,
     broken_if(
         "products_have_a_format_of_vectors",
         ("precision",),
