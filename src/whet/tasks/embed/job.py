@@ -642,8 +642,9 @@ def _without_bars() -> Iterator[None]:
     """Run the block without the bars of the libraries, which would cut the lines of the run."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    card, were_off = library("base.model_card"), are_progress_bars_disabled()
-    bar, card.tqdm = card.tqdm, partial(card.tqdm, disable=True)
+    card: Any = library("base.model_card")
+    were_off, bar = are_progress_bars_disabled(), card.tqdm
+    card.tqdm = partial(bar, disable=True)
     disable_progress_bars()
     try:
         with quiet():
