@@ -30,7 +30,7 @@ def test_idle_threads_sleep_unless_a_user_decides_otherwise(given: dict[str, str
 
 
 @pytest.mark.night  # a training of qa shows it by day, below
-@pytest.mark.parametrize("task", sorted({entry.folder for entry in tasks.entries().values()}))
+@pytest.mark.parametrize("task", sorted({tasks.entries()[one.name].folder for one in tasks.tasks() if one.by_engine}))
 def test_library_of_data_sets_is_not_imported_for_files(task: str) -> None:
     code = f"import sys, whet.tasks.{task}.job; print(sorted({{'datasets', 'pyarrow.dataset'}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

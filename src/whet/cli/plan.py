@@ -113,7 +113,8 @@ def _one_process(n_ranks: int) -> Problem:
 
 
 def _trained() -> dict[str, Any]:
-    return {name: entry for name, entry in tasks.entries().items() if entry.does == "trains"}
+    by_engine = {task.name for task in tasks.tasks() if task.by_engine}
+    return {name: entry for name, entry in tasks.entries().items() if name in by_engine}
 
 
 def command_for(words: Sequence[str]) -> Command:
@@ -176,7 +177,7 @@ def _task_of(words: Sequence[str]) -> str:
         raise ConfigError(
             what="the task to plan is unknown",
             got=first,
-            why=f"whet trains {', '.join(known)}",
+            why=f"whet plans {', '.join(known)}",
             fix=f"name one of them: whet plan {known[0]} --model_name_or_path MODEL",
         )
     own = {name: {option for part in tasks.command(name).parts for option in options_of(part)} for name in known}
@@ -232,7 +233,7 @@ def _by_model(name: str | None) -> str | None:
         return None
     first = [str(one).replace("LMHeadModel", CAUSAL_LM.ending) for one in named[:1]]  # GPT-2's, of older names
     head = head_named(first, [task.head for task in tasks.tasks()])
-    return next((task.name for task in tasks.tasks() if task.head is head), None)
+    return next((task.name for task in tasks.tasks() if task.head is head and task.by_engine), None)
 
 
 def _run(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments) -> int:

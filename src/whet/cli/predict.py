@@ -1,9 +1,14 @@
 """`whet predict`: the predictions of a trained model for a file, whatever its task is."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from whet import tasks
 from whet.config.command_line import Command
 from whet.errors import ConfigError
 from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.task import Task
 
 _PREDICTING = [task for task in tasks.tasks() if task.predict is not None]
 
@@ -12,12 +17,11 @@ def _any_of(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-_TASKS = _any_of([task.head.task for task in _PREDICTING])
+_TASKS = _any_of([*dict.fromkeys(task.head.task for task in _PREDICTING)])
 
 
 def _run(asked: PredictArguments) -> int:
     import logging
-    from pathlib import Path
 
     from whet import log
     from whet.data.files.file_bytes import require_file
@@ -28,6 +32,9 @@ def _run(asked: PredictArguments) -> int:
     from whet.jobs.predict.trained import read_reading
     from whet.models.loading.adapter import trained_head
 
+    for task in _PREDICTING:
+        if task.knows(Path(asked.model)):
+            return _predict(task, asked, read_reading(Path(asked.model)))
     head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
     fitting = [task for task in tasks.tasks() if head in (None, task.head)]
     reading = read_reading(Path(asked.model))
@@ -35,13 +42,26 @@ def _run(asked: PredictArguments) -> int:
     by_head = [] if head is None else fitting
     for task in by_record or by_head:
         if task.predict is not None:
-            return task.predict(asked, reading if task in by_record else {})
+            return _predict(task, asked, reading if task in by_record else {})
     raise ConfigError(
         what="the model has no head that whet predicts with",
         got=f"{asked.model}: {named}",
         why=f"the architecture says the task: {_TASKS}",
         fix=f"name a model that {_any_of([f'whet {task.name}' for task in _PREDICTING])} trained",
     )
+
+
+def _predict(task: Task, asked: PredictArguments, reading: Mapping[str, Any]) -> int:
+    """Let the task write its predictions; refuse a corpus for one that does not search."""
+    assert task.predict is not None
+    if asked.corpus_file is not None and not task.searches:
+        raise ConfigError(
+            what="corpus_file would change nothing here",
+            got=asked.corpus_file,
+            why=f"the model is for {task.head.task}, and searches no texts",
+            fix="leave --corpus_file out, or name a model that whet embed trained",
+        )
+    return task.predict(asked, reading)
 
 
 COMMAND = Command(

@@ -35,10 +35,11 @@ class RecordCallback(TrainerCallback):
     """Records a training in `run.jsonl` of its output folder, for `whet watch` and `whet report`; rank 0 writes.
 
     `report_html`: write `report.html` next to it when the training ends, and after each evaluation that follows.
+    `facts` are added to what the record begins with.
     """
 
-    def __init__(self, report_html: bool = True) -> None:
-        self._report_html = report_html
+    def __init__(self, report_html: bool = True, facts: Mapping[str, Any] | None = None) -> None:
+        self._report_html, self._added = report_html, dict(facts or {})
         self._recorder: record.Recorder | None = None
         self._clock = Clock()
         self._trains = False
@@ -50,7 +51,7 @@ class RecordCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         rows = getattr(known.get("train_dataloader"), "dataset", None)
-        self._recorder = record.Recorder(args.output_dir, _facts(args, known.get("model"), rows))
+        self._recorder = record.Recorder(args.output_dir, _facts(args, known.get("model"), rows) | self._added)
         self._clock = Clock(lambda: _ahead(args, state))
         self._trains, self._first, self._metrics = True, state.global_step, {}
         self._recorder.begin(state)

@@ -47,7 +47,7 @@ def training_command(
         usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
         examples=examples,
         parts=(settings, TrainingArguments),
-        main=(*MAIN_OPTIONS, *main),
+        main=(*(name for name in MAIN_OPTIONS if task.by_engine or name != "auto"), *main),
         lone="config",
         takes_config=True,
         check=task.problems,

@@ -61,6 +61,8 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     def rule(job: Any, args: TrainingArguments) -> Problem | None:
         if not getattr(args, work) or job.dataset_name or not _files(job) or getattr(job, flag):
             return None
+        if work == "do_eval" and getattr(job, "validation_split_percentage", None) is not None:
+            return None
         return Problem(
             what=f"{work} has no data",
             got=_files(job),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
@@ -77,6 +78,12 @@ class Task:
     """The metrics that a model is judged by, if the settings name none: the first that an evaluation has."""
     lower_is_better: bool = False
     """Whether the smallest of this metric is the best."""
+    by_engine: bool = True
+    """Whether whet's engine trains its models; else a library's trainer does, of which no plan is made."""
+    searches: bool = False
+    """Whether its predictions can come from a file of texts (`corpus_file`)."""
+    knows: Callable[[Path], bool] = lambda _: False
+    """Returns whether this folder holds a model of the task that the name of its class does not tell."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
     """Returns lines of its own that follow this table, from the TaskRun that has run; the worst errors come after."""
 

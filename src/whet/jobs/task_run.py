@@ -97,7 +97,7 @@ class TaskRun:
             "command": None if command is None else command.text,
             "task": self.reading.get("task"),
             "auto": self.chosen,
-            "settings": _settings(self.asked, args, {} if command is None else command.sources),
+            "settings": settings_with_sources(self.asked, args, {} if command is None else command.sources),
             "machine": record.machine(),
             "model": {
                 "name": self.asked.model_name_or_path,
@@ -168,7 +168,7 @@ class TaskRun:
         self.metrics |= metrics
 
 
-def _settings(asked: JobFields, args: TrainingArguments, sources: Mapping[str, str]) -> dict[str, Any]:
+def settings_with_sources(asked: JobFields, args: TrainingArguments, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return every setting: its value, secrets masked, and where that came from if it is not the default."""
     set_by_file: Mapping[str, Any] = {}
     if args.deepspeed is not None:

@@ -2,8 +2,9 @@
 
 A task plugs in by being here; nothing else names it. Its `__init__.py` has COMMANDS: each command's name -> what it
 does (`Does`) and its line in `whet --help`; this is all that is read of a task that is not used. Its `task.py` has
-TASK (`whet.jobs.task.Task`) and COMMANDS, the same commands with their options (`whet.config.command.Command`). That
-module imports neither torch nor numpy: help texts need it. docs/architecture.md shows how to add a task.
+TASK (`whet.jobs.task.Task`), or TASKS if several share their code, and COMMANDS, the same commands with their options
+(`whet.config.command.Command`). That module imports neither torch nor numpy: help texts need it. docs/architecture.md
+shows how to add a task.
 
 What a task is made of, and how its run goes, is decided in `whet.jobs`; tasks do not import each other.
 """
@@ -51,7 +52,8 @@ def command(name: str) -> "Command":
 def tasks() -> "Iterator[Task]":
     """Yield every task."""
     for folder in _folders():
-        yield _plug(folder).TASK
+        plug = _plug(folder)
+        yield from plug.TASKS if hasattr(plug, "TASKS") else (plug.TASK,)
 
 
 def _folders() -> list[str]:

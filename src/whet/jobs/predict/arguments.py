@@ -86,6 +86,9 @@ class PredictArguments:
     """For the folder of an adapter: the model that it was trained on. null: the one that the adapter names."""
     file: str = field(default="", metadata={"required": True})
     """File to predict, in any format that the model's training takes. Labels are not needed and not read."""
+    corpus_file: str | None = None
+    """Embedding models and rerankers: search the texts of this file for each row of the other, and write the top_k.
+    null: the vector of each row, or the score of each pair."""
     output: str = "predictions.jsonl"
     """File for the predictions, one JSON object a line. A file of this name is replaced; a pipe or a device, such as
     /dev/stdout, is written to."""
@@ -106,7 +109,7 @@ class PredictArguments:
     """Number format of the matrix products. bf16 is faster on CPUs with AMX or AVX512-BF16, with 2 to 3 decimal digits.
     auto: the faster one, measured on the first rows."""
     top_k: int = 3
-    """Labels or answers to write for each row, best first."""
+    """Labels, answers or texts to write for each row, best first."""
 
     max_seq_length: int | None = None
     """Longest row in tokens. null: as in the training, else 384 for questions and 128 for texts."""

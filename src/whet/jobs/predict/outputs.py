@@ -45,23 +45,40 @@ def engine_of(asked: PredictArguments, model: Any, tokenizer: Any, **more: Any) 
 
 
 def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, and print how many, where, and how the model ran.
+    """Write one JSON object a line, and print how many, where, and how the model ran."""
+    padding = "with" if engine.objective.packed_model is None else "without"
+    name = engine.evaluation_precision(()).name
+    precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
+    write_lines(asked, entries, precision=precision, padding=padding)
+
+
+def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *, precision: str, padding: str) -> None:
+    """Write one JSON object a line, and print how many, where, and how the model ran: with or without padding.
 
     That is printed to standard error if the predictions go to standard output.
     """
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     path = Path(asked.output)
     _write_named(path, "".join(f"{line}\n" for line in lines))
-    padding = "with" if engine.objective.packed_model is None else "without"
-    name = engine.evaluation_precision(()).name
-    precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
     where = sys.stderr if _own_descriptor(path) == 1 else sys.stdout
     print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)
 
 
-def _write_named(path: Path, text: str) -> None:
-    """Write the text to what the user named, or raise StorageError.
+def write_array(asked: PredictArguments, vectors: Any) -> None:
+    """Write vectors (rows, D) as a file of numpy, and print how many."""
+    import io
+
+    import numpy
+
+    target = io.BytesIO()
+    numpy.save(target, vectors, allow_pickle=False)
+    _write_named(Path(asked.output), target.getvalue())
+    print(f"{len(vectors)} vectors of {vectors.shape[1]} numbers in {escape_controls(asked.output)}")
+
+
+def _write_named(path: Path, content: str | bytes) -> None:
+    """Write the content to what the user named, or raise StorageError.
 
     A plain file, or the one that a link leads to, is replaced when its successor is complete. A device and a pipe are
     written to. So is an open file of this process, such as /dev/stdout: that keeps what a shell appends to with >>.
@@ -71,11 +88,11 @@ def _write_named(path: Path, text: str) -> None:
         descriptor = _own_descriptor(path)
         is_file = descriptor is None and (not path.exists() or path.is_file())
         if is_file:
-            output_files.write_text(target, text)
+            output_files.write_bytes(target, content.encode() if isinstance(content, str) else content)
             return
         sys.stdout.flush()
         with os.fdopen(os.open(path, os.O_WRONLY) if descriptor is None else os.dup(descriptor), "wb") as stream:
-            stream.write(text.encode())
+            stream.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         ended = "let the program that reads it read to the end, or " if error.errno == errno.EPIPE else ""
         raise StorageError(

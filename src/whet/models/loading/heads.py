@@ -29,7 +29,10 @@ class Head:
 
     @property
     def ending(self) -> str:
-        """What the names of the model classes with this head have after the name of the architecture."""
+        """What the names of the model classes with this head have after the name of the architecture.
+
+        Empty for the encoder itself, which no name tells.
+        """
         return self.auto.removeprefix("AutoModel")
 
 
@@ -70,6 +73,15 @@ CAUSAL_LM = Head(
     peft="CAUSAL_LM",
     causal=True,
 )
+EMBEDDING = Head(
+    auto="AutoModel",
+    mapping="MODEL_MAPPING",
+    task="sentence embeddings",
+    gives="a text becomes a vector, pooled from the hidden states of its tokens",
+    learns="place texts near those that fit them",
+    command="whet embed",
+    peft="FEATURE_EXTRACTION",
+)
 OF_ENCODERS = (QUESTION_ANSWERING, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)
 
 
@@ -77,4 +89,4 @@ def head_named(architectures: object, known: Iterable[Head] = OF_ENCODERS) -> He
     """Return which of these heads a configuration's `architectures` names; None for any other."""
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     names = [name.removesuffix("Simple") for name in names]  # FlaubertForQuestionAnsweringSimple, next to its beam head
-    return next((head for head in known for name in names if name.endswith(head.ending)), None)
+    return next((head for head in known for name in names if head.ending and name.endswith(head.ending)), None)

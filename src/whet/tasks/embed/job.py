@@ -1,0 +1,721 @@
+"""A run of `whet embed` or `whet rerank`: sentence-transformers' trainer over `whet.Trainer`, judged by its evaluators.
+
+`_TrainerOfCommand` inherits from `whet.Trainer` and a trainer of the library: the loop, losses, samplers, model card
+and folder are the library's; padding, checkpoints, signals and guards are whet's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from whet import console
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError, DataError
+from whet.hf.arguments import TrainingArguments as TrainerArguments
+from whet.hf.record import RecordCallback
+from whet.hf.trainer import Trainer
+from whet.jobs.predict.trained import write_reading
+from whet.jobs.splits import SPLITS
+from whet.jobs.task_run import settings_with_sources
+from whet.kernels.random import generators_kept
+from whet.log import logger
+from whet.models.loading.quiet import quiet
+from whet.own_loop.changes import changes
+from whet.precision import compare as formats
+from whet.store import compare, find
+from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.tasks.embed.folders import kind_of_folder
+from whet.tasks.embed.models import library, load, optimized, set_length
+from whet.tasks.embed.pairs import Pairs
+from whet.watch import files as output_files
+from whet.watch import printing, progress, record, results, run_log, stop
+
+_IDENTITY = "pairs.json"
+"""The file of a checkpoint with the settings and the data of its run."""
+_CURVE = (
+    "loss", "batch_sampler", "mini_batch_size", "mini_batch_num_tokens", "max_seq_length", "matryoshka_dims",
+    "pooling_mode", "query_prompt", "document_prompt", "num_hard_negatives", "hard_negatives_model",
+    "hard_negatives_margin", "num_negatives", "model_name_or_path",
+)  # fmt: skip
+"""Settings of the task that change the loss curve."""
+_NAMED_ELSEWHERE = {
+    "overwrite_output_dir", "do_train", "do_eval", "resume_from_checkpoint", "resume_allow_changes", "warmup_ratio",
+    "bf16", "precision", "eval_on_start", "enable_jit_checkpoint", "report_to", "disable_tqdm", "metric_for_best_model",
+}  # fmt: skip
+"""Settings that the command itself carries out, or hands to the trainer under another name."""
+_MEASURED = 2000
+"""Texts of a column whose lengths are measured."""
+_CANDIDATES = 20
+"""Texts that a reranker orders for each query of the evaluation, if the data names none that do not fit."""
+_LINE_EVERY_S = 20.0
+_SHOWN = {
+    "ndcg@10": "NDCG@10", "mrr@10": "MRR@10", "map@100": "MAP@100", "map": "MAP", "recall@1": "recall@1",
+    "recall@5": "recall@5", "recall@10": "recall@10", "accuracy": "triplets in order",
+    "spearman": "Spearman's correlation", "pearson": "Pearson's correlation",
+}  # fmt: skip
+"""The metrics that the table at the end shows, if they are there, with their words; the files have all of them."""
+
+
+def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mapping[str, Pairs]) -> PairRun:
+    """Return the run that trains an embedding model on these pairs."""
+    losses = library("sentence_transformer.losses")
+    name = job.loss or ("CoSENTLoss" if _any(examples).scores is not None else IN_BATCH[0])
+    train = examples.get("train")
+    if train is not None:
+        _require_fitting(name, train, args)
+    model = _embedder(job, args)
+    if train is not None and job.num_hard_negatives is not None:
+        train = _with_hard_negatives(train, job, args, model)
+    prompts = _prompts(model, name)
+    options: dict[str, Any] = {}
+    if name == CACHED:
+        options = {"mini_batch_size": job.mini_batch_size, "mini_batch_num_tokens": job.mini_batch_num_tokens}
+    loss = getattr(losses, name)(model, **options)
+    if job.matryoshka_dims is not None:
+        loss = losses.MatryoshkaLoss(model, loss, _dims(job.matryoshka_dims, model))
+    columns = None if train is None else train.columns()
+    if columns is not None and prompts:
+        prompts = {one: prompts["query" if one == "anchor" else "document"] for one in columns}
+    judged = examples.get("validation")
+    evaluator, primary = _search_evaluator(judged, args, model, job) if judged is not None else (None, "")
+    plan = _Plan("embed", model, columns, loss, name, evaluator, primary, prompts)
+    return _run(job, args, examples, plan, {"symmetric": name == "CoSENTLoss"})
+
+
+def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapping[str, Pairs]) -> PairRun:
+    """Return the run that trains a reranker on these pairs."""
+    losses = library("cross_encoder.losses")
+    first = _any(examples)
+    mined = job.num_hard_negatives is not None
+    labelled = first.scores is not None or first.negatives or mined
+    name = job.loss or ("BinaryCrossEntropyLoss" if labelled else IN_BATCH[0])
+    train = examples.get("train")
+    if train is not None:
+        if name in IN_BATCH:
+            _require_fitting(name, train, args)
+        elif not labelled:
+            raise _mismatch(train, name, "pairs that do not fit, with a score of 0 or as negatives",
+                            "use --loss MultipleNegativesRankingLoss, or mine some: --num_hard_negatives 4 "
+                            "--hard_negatives_model MODEL")  # fmt: skip
+    model = load("CrossEncoder", job.model_name_or_path, "--model_name_or_path", job=job, use_cpu=args.use_cpu,
+                 **_one_label(job.model_name_or_path))  # fmt: skip
+    if model.config.num_labels != 1:
+        raise ConfigError(
+            what="the reranker gives several labels",
+            got=f"{job.model_name_or_path}: {model.config.num_labels} labels",
+            why="a pair gets one score here",
+            fix="name a reranker with one label or a plain encoder, or train labels with whet classify",
+        )
+    set_length(model, job.max_seq_length)
+    if train is not None and mined:
+        miner = load("SentenceTransformer", str(job.hard_negatives_model), "--hard_negatives_model",
+                     use_cpu=args.use_cpu)  # fmt: skip
+        train = _with_hard_negatives(train, job, args, miner)
+    options: dict[str, Any] = {"num_negatives": job.num_negatives} if name in IN_BATCH else {}
+    options |= {"mini_batch_size": job.mini_batch_size} if name == CACHED else {}
+    loss = getattr(losses, name)(model, **options)
+    columns = None if train is None else train.columns() if name in IN_BATCH else _labelled(train)
+    judged = examples.get("validation")
+    evaluator, primary = _rank_evaluator(judged, args) if judged is not None else (None, "")
+    return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, evaluator, primary), {})
+
+
+def tables(run: PairRun) -> list[str]:
+    """Return the lines with the metrics of the evaluation, before the training and after it."""
+    if not run.after:
+        return []
+    heads = ["before", "after"] if run.before else [""]
+    lines = [f"  {_judged_on(run.examples['validation']):<40}" + "".join(f"{head:>9}" for head in heads)]
+    before = _shown(run.before)
+    for words, value in _shown(run.after).items():
+        values = [before[words], value] if before else [value]
+        lines.append(f"  {words:<40}" + "".join(f"{one:9.4f}" for one in values))
+    return lines
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of the table under the words for them; their names begin or end with the similarity."""
+    parts = {name: {name, name.partition("_")[2], name.rpartition("_")[0]} for name in metrics}
+    return {words: metrics[name] for metric, words in _SHOWN.items() for name in metrics if metric in parts[name]}
+
+
+# ---- what is trained ----
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a run trains with what, in sentence-transformers' objects."""
+
+    task: Literal["embed", "rerank"]
+    model: Any
+    columns: dict[str, list[Any]] | None
+    """None: nothing is trained."""
+    loss: Any
+    loss_name: str
+    evaluator: Any
+    primary: str
+    """The metric that the evaluator judges a model by."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Column -> the text before each of its texts."""
+
+
+def _any(examples: Mapping[str, Pairs]) -> Pairs:
+    return next(iter(examples.values()))
+
+
+def _require_fitting(loss: str, pairs: Pairs, args: TrainingArguments) -> None:
+    """Raise DataError if the loss cannot learn from these pairs, or ConfigError for a batch without negatives."""
+    if (pairs.scores is not None) != (loss == "CoSENTLoss"):
+        wants = "pairs with scores" if loss == "CoSENTLoss" else "pairs that belong together, without scores"
+        raise _mismatch(pairs, loss, wants, "leave --loss out, or name columns that fit it")
+    if loss == "TripletLoss" and len(pairs.negatives) != 1:
+        raise _mismatch(pairs, loss, "one negative a row", "add a column with it, or leave --loss out")
+    if loss not in IN_BATCH:
+        return
+    if args.per_device_train_batch_size < 2:
+        raise ConfigError(
+            what="a batch of one row has no negatives",
+            got=f"per_device_train_batch_size={args.per_device_train_batch_size}",
+            why=f"{loss} compares a pair with the other rows of its batch",
+            fix="use a larger --per_device_train_batch_size, such as 32",
+        )
+    if len(set(pairs.anchors)) < 2 or len(set(pairs.positives)) < 2:
+        raise DataError(
+            what=f"{pairs.source}: there is nothing to tell apart",
+            got=console.plural(len(pairs), "pair") + ", all with the same first or second text",
+            why=f"{loss} learns that a text fits its own query better than others do",
+            fix="add pairs with other texts",
+        )
+
+
+def _mismatch(pairs: Pairs, loss: str, wants: str, fix: str) -> DataError:
+    has = "scores" if pairs.scores is not None else console.plural(len(pairs.negatives), "negative") + " a row"
+    return DataError(what=f"{pairs.source} does not fit the loss", got=f"pairs with {has}",
+                     why=f"{loss} needs {wants}", fix=fix)  # fmt: skip
+
+
+def _embedder(job: EmbedArguments, args: TrainingArguments) -> Any:
+    """Return the SentenceTransformer of the run; a plain encoder gets a pooling, and the run says so."""
+    name = job.model_name_or_path
+    is_plain = Path(name).is_dir() and kind_of_folder(Path(name)) is None
+    if job.pooling_mode is not None and not is_plain:
+        raise ConfigError(
+            what="pooling_mode would change nothing here",
+            got=job.pooling_mode,
+            why="the model is a SentenceTransformer, which has its own pooling, or comes from the hub",
+            fix="leave --pooling_mode out, or name the folder of a plain encoder",
+        )
+    model = load("SentenceTransformer", name, "--model_name_or_path", job=job, use_cpu=args.use_cpu)
+    if is_plain and job.pooling_mode not in (None, "mean"):
+        pooling = library("sentence_transformer.modules").Pooling(model[0].get_embedding_dimension(), job.pooling_mode)
+        model = library().SentenceTransformer(modules=[model[0], pooling], device=str(model.device))
+    if is_plain:
+        printing.show_wrapped(f"{name} is a plain encoder: its vectors are {job.pooling_mode or 'mean'} pooled")
+    for prompt, text in (("query", job.query_prompt), ("document", job.document_prompt)):
+        if text is not None:
+            model.prompts[prompt] = text
+    set_length(model, job.max_seq_length)
+    return model
+
+
+def _prompts(model: Any, loss: str) -> dict[str, str]:
+    """Return what comes before queries and documents, if the model has such texts; pairs with scores have neither."""
+    names = {"query": ("query",), "document": ("document", "passage", "corpus")}
+    found = {
+        one: next((model.prompts[name] for name in known if model.prompts.get(name)), "")
+        for one, known in names.items()
+    }
+    if not any(found.values()) or loss == "CoSENTLoss":
+        return {}
+    printing.show_wrapped("; ".join(f"before each {one}: {text!r}" for one, text in found.items() if text))
+    return found
+
+
+def _dims(text: str, model: Any) -> list[int]:
+    """Return the lengths of vectors, the longest first; raises ConfigError for one that is longer than the model's."""
+    found = sorted({int(one) for one in text.split(",")}, reverse=True)
+    length = model.get_embedding_dimension()
+    if found[0] > length:
+        raise ConfigError(
+            what="matryoshka_dims are longer than the vectors",
+            got=text,
+            why=f"the model's vectors have {length} numbers",
+            fix=f"use --matryoshka_dims of {length} or less",
+        )
+    return found
+
+
+def _one_label(name: str) -> dict[str, Any]:
+    """Return that a model gets a new head of one score, unless it is a reranker."""
+    return {} if kind_of_folder(Path(name)) == "CrossEncoder" else {"num_labels": 1}
+
+
+def _with_hard_negatives(pairs: Pairs, job: PairFields, args: TrainingArguments, miner: Any) -> Pairs:
+    """Return the pairs with texts that look like an answer, mined by sentence-transformers; prints how many stay."""
+    if pairs.scores is not None or pairs.negatives:
+        raise ConfigError(
+            what="num_hard_negatives would change nothing here",
+            got=job.num_hard_negatives,
+            why=f"the pairs have {'scores' if pairs.scores is not None else 'negatives'} already",
+            fix="leave --num_hard_negatives out",
+        )
+    from datasets import Dataset
+
+    mine = library("util").mine_hard_negatives
+    rows = Dataset.from_dict({"anchor": [*pairs.anchors], "positive": [*pairs.positives]})
+    n_wanted = job.num_hard_negatives
+    with quiet():
+        found = mine(
+            rows, optimized(miner), num_negatives=n_wanted, relative_margin=job.hard_negatives_margin,
+            output_format="n-tuple", batch_size=args.per_device_eval_batch_size, verbose=False,
+            query_prompt=miner.prompts.get("query") or None, corpus_prompt=miner.prompts.get("document") or None,
+        )  # fmt: skip
+    names = [name for name in found.column_names if name.startswith("negative")]
+    if not len(found):
+        raise DataError(
+            what=f"{pairs.source}: no pair has so many hard negatives",
+            got=f"--num_hard_negatives {n_wanted}, --hard_negatives_margin {job.hard_negatives_margin:g}",
+            why="a negative is a second text of another pair whose score is below that of the right one by the margin",
+            fix="use fewer, or a smaller margin, or more pairs",
+        )
+    printing.show_wrapped(
+        f"hard negatives: {n_wanted} for each of {len(found):,} pairs; {len(pairs) - len(found):,} pairs without as "
+        "many are left out"
+    )
+    return Pairs(pairs.source, found["anchor"][:], found["positive"][:], [found[name][:] for name in names],
+                 left_out=pairs.left_out)  # fmt: skip
+
+
+def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
+    """Return pairs with labels: those with scores as they are, else 1 for each right text and 0 for each negative."""
+    if pairs.scores is not None:
+        return {"sentence_A": [*pairs.anchors], "sentence_B": [*pairs.positives], "label": [*pairs.scores]}
+    label: dict[tuple[str, str], float] = {}
+    for negatives in pairs.negatives:
+        label |= dict.fromkeys(zip(pairs.anchors, negatives, strict=True), 0.0)
+    label |= dict.fromkeys(zip(pairs.anchors, pairs.positives, strict=True), 1.0)
+    return {
+        "sentence_A": [anchor for anchor, _ in label],
+        "sentence_B": [text for _, text in label],
+        "label": [*label.values()],
+    }
+
+
+# ---- evaluation ----
+
+
+def _search_evaluator(pairs: Pairs, args: TrainingArguments, model: Any, job: EmbedArguments) -> tuple[Any, str]:
+    """Return the library's evaluator for these pairs, and its main metric: a search, or the order of scores."""
+    evaluation, shown = library("sentence_transformer.evaluation"), {"write_csv": False}
+    batch, similarity = args.per_device_eval_batch_size, str(model.similarity_fn_name)
+    if pairs.scores is not None:
+        of_scores = evaluation.EmbeddingSimilarityEvaluator(
+            pairs.anchors, pairs.positives, pairs.scores, batch_size=batch, **shown
+        )
+        return of_scores, f"spearman_{similarity}"
+    queries, corpus, relevant = search_task(pairs)
+    search = evaluation.InformationRetrievalEvaluator(
+        queries, corpus, relevant, precision_recall_at_k=[1, 5, 10], accuracy_at_k=[1, 5, 10], batch_size=batch,
+        truncate_dim=None, **shown,
+    )  # fmt: skip
+    if len(pairs.negatives) != 1:
+        return search, f"{similarity}_ndcg@10"
+    order = evaluation.TripletEvaluator(pairs.anchors, pairs.positives, pairs.negatives[0], batch_size=batch, **shown)
+    both = evaluation.SequentialEvaluator([order, search])
+    return both, f"{similarity}_ndcg@10"
+
+
+def search_task(pairs: Pairs) -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
+    """Return queries, corpus and relevant texts by id: each text once, a query with all of its right texts."""
+    texts = dict.fromkeys([*pairs.positives, *(text for column in pairs.negatives for text in column)])
+    id_of = {text: f"d{n}" for n, text in enumerate(texts)}
+    query_of = {text: f"q{n}" for n, text in enumerate(dict.fromkeys(pairs.anchors))}
+    relevant: dict[str, set[str]] = {name: set() for name in query_of.values()}
+    for anchor, positive in zip(pairs.anchors, pairs.positives, strict=True):
+        relevant[query_of[anchor]].add(id_of[positive])
+    return {name: text for text, name in query_of.items()}, {name: text for text, name in id_of.items()}, relevant
+
+
+def _rank_evaluator(pairs: Pairs, args: TrainingArguments) -> tuple[Any, str]:
+    """Return the library's evaluator of a reranker, and its main metric: an order of texts, or that of scores."""
+    evaluation, batch = library("cross_encoder.evaluation"), args.per_device_eval_batch_size
+    samples = rank_task(pairs)
+    if samples:
+        return evaluation.CrossEncoderRerankingEvaluator(samples, batch_size=batch, write_csv=False), "ndcg@10"
+    return evaluation.CrossEncoderCorrelationEvaluator(
+        [*zip(pairs.anchors, pairs.positives, strict=True)], [*(pairs.scores or ())], write_csv=False
+    ), "spearman"
+
+
+def rank_task(pairs: Pairs) -> list[dict[str, Any]]:
+    """Return the queries with texts that fit and texts that do not; empty for scores between 0 and 1.
+
+    Without texts that do not fit, others of the data are drawn, the same in each run.
+    """
+    right: dict[str, dict[str, None]] = {}
+    wrong: dict[str, dict[str, None]] = {}
+    if pairs.scores is not None:
+        if not {*pairs.scores} <= {0.0, 1.0}:
+            return []
+        for anchor, text, score in zip(pairs.anchors, pairs.positives, pairs.scores, strict=True):
+            (right if score else wrong).setdefault(anchor, {})[text] = None
+    else:
+        for n, anchor in enumerate(pairs.anchors):
+            right.setdefault(anchor, {})[pairs.positives[n]] = None
+            wrong.setdefault(anchor, {}).update(dict.fromkeys(column[n] for column in pairs.negatives))
+        if not pairs.negatives:
+            every, draw = list(dict.fromkeys(pairs.positives)), random.Random(0)  # noqa: S311
+            for anchor, texts in right.items():
+                drawn = draw.sample(every, min(len(every), _CANDIDATES + len(texts)))
+                wrong[anchor] = dict.fromkeys([one for one in drawn if one not in texts][:_CANDIDATES])
+    return [
+        {"query": anchor, "positive": [*texts], "negative": negatives}
+        for anchor, texts in right.items()
+        if (negatives := [one for one in wrong.get(anchor, {}) if one not in texts])
+    ]
+
+
+# ---- the trainer ----
+
+
+class _TrainerOfCommand(Trainer):
+    """whet.Trainer, whose checkpoints also keep what the command was asked for, so that a resume can compare it.
+
+    The encoder's products may run in bf16; losses, and all of an evaluation, stay in float32.
+    """
+
+    asked: TrainingArguments
+    identity: Mapping[str, Any]
+    products = "fp32"
+
+    def choose_products(self) -> str:
+        """Choose the format of the products in training, and return what people should know of it."""
+        asked, said = self.asked.precision, ""
+        if asked == "auto":
+            asked, said = self._kept_products() or "", " (auto: as in the checkpoint)"
+            if not asked:
+                asked, said = self._faster_products()
+        self.products = asked
+        self._compute_in(asked)
+        return f"precision: {asked}{said}"
+
+    def _kept_products(self) -> str | None:
+        folder = _to_resume(self.asked)
+        path = None if folder is None else folder / compare.ARGUMENTS
+        found = json.loads(path.read_text("utf-8")).get("precision") if path is not None and path.is_file() else None
+        return found if found in ("fp32", "bf16") else None
+
+    def _faster_products(self) -> tuple[str, str]:
+        """Return bf16 if it is clearly faster here on the first rows, and what was measured."""
+        encoder = self.model.transformers_model
+        if self.asked.bf16 is False or self.args.device.type != "cpu" or changes(self.model) is None:
+            return "fp32", ""
+        if 6.0 * encoder.num_parameters(exclude_embeddings=True) * 512 < formats.LEAST_FLOP:
+            return "fp32", " (auto: the model is too small to gain)"
+        rows: Any = self.train_dataset
+        batch = self.data_collator([rows[n] for n in range(min(self.args.train_batch_size, len(rows)))])
+
+        def timed(products: str) -> None:
+            self._compute_in(products)
+            with generators_kept():
+                self.compute_loss(self.model, dict(self._prepare_inputs(batch))).backward()
+            self.model.zero_grad(set_to_none=True)
+
+        self.model.train()
+        times = formats.alternate(partial(timed, "fp32"), partial(timed, "bf16"), time.perf_counter)
+        chosen = "bf16" if times.speedup >= formats.MARGIN else "fp32"
+        return chosen, f" (auto: bf16 measured {times.speedup:.2f}x fp32 here)"
+
+    def _compute_in(self, products: str) -> None:
+        optimized(self.model, products)
+        self._encoders = None
+
+    def evaluation_loop(self, *given: Any, **named: Any) -> Any:
+        """Evaluate as sentence-transformers does, in float32."""
+        if self.products == "fp32":
+            return super().evaluation_loop(*given, **named)
+        self._compute_in("fp32")
+        try:
+            return super().evaluation_loop(*given, **named)
+        finally:
+            self._compute_in(self.products)
+
+    def _write_model(self, state_dict: Any, folder: Path) -> None:
+        super()._write_model(state_dict, folder)
+        if self._saving_to is not None and self.args.should_save:
+            asked = replace(self.asked, precision=self.products)
+            (folder / compare.ARGUMENTS).write_text(asked.to_json_string() + "\n", "utf-8")
+            (folder / _IDENTITY).write_text(json.dumps(self.identity, indent=2) + "\n", "utf-8")
+
+
+class _Lines(TrainerCallback):
+    """A line for each entry of the log, and one every twenty seconds; notes for signals that steps are worth saving."""
+
+    def __init__(self) -> None:
+        self._began_s = self._last_s = time.perf_counter()
+        self._first = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began_s = self._last_s = time.perf_counter()
+        self._first = state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        stop.mark_step_done()
+        if time.perf_counter() - self._last_s >= _LINE_EVERY_S:
+            self._show(state, {"epoch": state.epoch})
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
+        if "loss" in logs:
+            self._show(state, logs)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: Mapping[str, Any], **_: Any) -> None:
+        found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        if 0 < state.global_step < state.max_steps and (shown := [*_shown(found).items()][:3]):
+            figures = ", ".join(f"{words} {value:.4f}" for words, value in shown)
+            printing.show([f"step {state.global_step}/{state.max_steps}  {figures}"])
+
+    def _show(self, state: Any, logs: Mapping[str, Any]) -> None:
+        self._last_s = time.perf_counter()
+        done = state.global_step - self._first
+        left_s = (self._last_s - self._began_s) / max(done, 1) * (state.max_steps - state.global_step)
+        known = {name: logs[name] for name in ("epoch", "loss", "learning_rate") if logs.get(name) is not None}
+        printing.show(progress.step_line(state, known | {"eta_s": left_s}, console.width()).splitlines())
+
+
+def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Mapping[str, Any]) -> Any:
+    """Return the trainer of sentence-transformers over whet.Trainer, with these settings."""
+    from datasets import Dataset
+
+    one, folder = (
+        ("SentenceTransformer", "sentence_transformer") if plan.task == "embed" else ("CrossEncoder", "cross_encoder")
+    )
+    own_args = getattr(library(f"{folder}.training_args"), f"{one}TrainingArguments")
+    kind: Any = types.new_class(
+        f"{one}Trainer", (_TrainerOfCommand, getattr(library(f"{folder}.trainer"), f"{one}Trainer"))
+    )
+    args_kind: Any = dataclass(types.new_class(f"{one}TrainingArguments", (TrainerArguments, own_args)))
+    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE
+    given = {name: getattr(args, name) for name in names}
+    asked = args.metric_for_best_model
+    best = plan.primary if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
+    sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
+    given |= {
+        "batch_sampler": sampler,
+        "prompts": plan.prompts or None,
+        "report_to": [*args.report_to] or "none",
+        "disable_tqdm": True,
+        "precision": "fp32",  # of what autocast reaches: the encoder's products are changed in the model
+        "warmup_steps": args.warmup_steps or args.warmup_ratio,
+        "save_on_signal": args.enable_jit_checkpoint is not False,
+        "metric_for_best_model": f"eval_{best}"
+        if args.load_best_model_at_end or args.save_strategy == "best"
+        else None,
+        "greater_is_better": True,
+        "eval_strategy": args.eval_strategy if args.do_train else "no",
+    }
+    facts = _facts(job, args, plan)
+    trainer = kind(
+        model=plan.model,
+        args=args_kind(**given),
+        train_dataset=None if plan.columns is None else Dataset.from_dict(plan.columns),
+        loss=plan.loss,
+        evaluator=plan.evaluator,
+        callbacks=[_Lines(), RecordCallback(report_html=False, facts=facts)],
+    )
+    for shown in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(shown)
+    trainer.asked, trainer.identity = args, identity
+    return trainer
+
+
+def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, Any]:
+    """Return what the record of the run begins with, in the words of the command."""
+    command = record.running_command()
+    sources = {} if command is None else command.sources
+    return {
+        "command": None if command is None else command.text,
+        "task": plan.task,
+        "settings": settings_with_sources(job, args, sources),
+    }
+
+
+# ---- the run ----
+
+
+def _run(
+    job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs], plan: _Plan, reading: Mapping[str, Any]
+) -> PairRun:
+    train = examples.get("train")
+    identity = {
+        "settings": {name: getattr(job, name) for name in _CURVE if hasattr(job, name)} | {"loss": plan.loss_name},
+        "data": None if train is None else _digest(train),
+    }
+    _require_same(args, identity)
+    with _without_bars():
+        trainer = _trainer(job, args, plan, identity)
+    _say_what_is_cut(plan)
+    logger.info("loss %s, %s", plan.loss_name, plan.model)
+    return PairRun(trainer, args, examples, dict(reading))
+
+
+def _judged_on(pairs: Pairs) -> str:
+    if pairs.scores is not None:
+        return f"validation: {console.plural(len(pairs), 'pair')} with scores"
+    queries, corpus, _ = search_task(pairs)
+    n_queries = f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}"
+    return f"validation: {n_queries}, {console.plural(len(corpus), 'text')}"
+
+
+def _digest(pairs: Pairs) -> str:
+    """Return a checksum of every text and score, in their order."""
+    found = xxhash.xxh3_128()
+    for texts in (pairs.anchors, pairs.positives, *pairs.negatives):
+        for text in texts:
+            found.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    found.update(np.asarray(pairs.scores or (), dtype=np.float64).tobytes())
+    return found.hexdigest()
+
+
+def _to_resume(args: TrainingArguments) -> Path | None:
+    """Return the checkpoint that the training will resume from; None: it begins."""
+    asked = args.resume_from_checkpoint
+    if not args.do_train or not asked:
+        return None
+    return find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+
+
+def _require_same(args: TrainingArguments, identity: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the checkpoint to resume from is of other settings or other data."""
+    folder = _to_resume(args)
+    path = None if folder is None else folder / _IDENTITY
+    if path is None or not path.is_file():
+        return
+    before, now = json.loads(path.read_text("utf-8")), json.loads(json.dumps(identity))
+    old = before.get("settings", {})
+    changed = [
+        f"{name}: {old.get(name)} -> {value}" for name, value in now["settings"].items() if old.get(name) != value
+    ]
+    other_data = before.get("data") != now["data"] and "data" not in args.resume_allow_changes
+    if changed or other_data:
+        raise ConfigError(
+            what=f"{path.parent} is a checkpoint of another run",
+            got="; ".join([*changed, *(["the pairs of the training are others"] if other_data else [])]),
+            why="a run resumes with the settings and the data that it began with: its loss curve would be neither's",
+            fix="use those, or another --output_dir" + ("; or --resume_allow_changes data" if not changed else ""),
+        )
+
+
+def _say_what_is_cut(plan: _Plan) -> None:
+    """Print how many texts are longer than the model reads, by column; of many, the first are measured."""
+    model, columns = plan.model, plan.columns
+    length = model.max_seq_length
+    if columns is None or length is None or not hasattr(model.tokenizer, "_tokenizer"):
+        return
+    texts = {name: (values[:_MEASURED],) for name, values in columns.items() if isinstance(values[0], str)}
+    if plan.task == "rerank":  # a row holds both texts
+        first, *others = texts
+        texts = {f"{first} and {name}": (*texts[first], *texts[name]) for name in others}
+    cut = []
+    for name, columns_of_row in texts.items():
+        rows = model.tokenizer(*columns_of_row, truncation=False, padding=False, verbose=False)["input_ids"]
+        if n_long := sum(len(row) > length for row in rows):
+            cut.append(f"{n_long:,} of {len(rows):,} {name} texts")
+    if cut:
+        printing.show_wrapped(f"longer than {length} tokens, and cut there: {', '.join(cut)} (--max_seq_length)")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Run the block without the bars of the libraries, which would cut the lines of the run."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    card: Any = library("base.model_card")
+    were_off, bar = are_progress_bars_disabled(), card.tqdm
+    card.tqdm = partial(bar, disable=True)
+    disable_progress_bars()
+    try:
+        with quiet():
+            yield
+    finally:
+        card.tqdm = bar
+        if not were_off:
+            enable_progress_bars()
+
+
+@dataclass
+class PairRun:
+    """A run of one of the two commands, and what it has measured; `whet.jobs.run` shows it."""
+
+    trainer: Any
+    args: TrainingArguments
+    examples: Mapping[str, Pairs]
+    """By split."""
+    reading: Mapping[str, Any]
+    """How the trained model is used: kept next to it, for `whet predict`."""
+    before: dict[str, float] = field(default_factory=dict)
+    """Metrics of the model before the training, without a prefix."""
+    after: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    worst: Sequence[str] = ()
+
+    def run(self) -> dict[str, Any]:
+        """Evaluate, train, evaluate again; write the model and every result; return all metrics."""
+        stop.defer_signals()
+        args = self.args
+        with run_log.written_to(args.output_dir), printing.before_a_table(), _without_bars():
+            if args.do_eval and args.do_train:
+                self.before = self._evaluate()
+                stop.check(lambda name: name)
+            if args.do_train:
+                printing.show_wrapped(self.trainer.choose_products())
+                trained = self.trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+                self._save(dict(trained.metrics))
+            if args.do_eval:
+                self.after = self._evaluate()
+                found = {f"eval_{name}": value for name, value in self.after.items()}
+                found |= {f"start_{name}": value for name, value in self.before.items()}
+                self._record("validation", found | {"eval_samples": len(self.examples["validation"])})
+                if args.do_train:
+                    with output_files.stored("README.md cannot be written", Path(args.output_dir)):
+                        self.trainer.create_model_card()  # with the metrics of the trained model
+        return self.metrics
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return the metrics of the evaluator, without a prefix."""
+        found = self.trainer.evaluate()
+        names = ("runtime", "per_second", "preparation_time")
+        return {
+            name.removeprefix("eval_"): float(value)
+            for name, value in found.items()
+            if name.startswith("eval_") and not name.endswith(names)
+        }
+
+    def _save(self, metrics: dict[str, Any]) -> None:
+        self.trainer.save_model()
+        self._record("train", metrics | {"train_samples": len(self.examples["train"])})
+        self.trainer.save_state()
+        write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
+        stop.record_progress(f"the trained model is in {self.args.output_dir}", do_train=False,
+                             model_name_or_path=self.args.output_dir)  # fmt: skip
+
+    def _record(self, split: str, metrics: dict[str, Any]) -> None:
+        prefix = SPLITS[split].prefix
+        left_out = self.examples[split].left_out
+        if left_out.n_rows:
+            metrics[f"{prefix}_pairs_left_out"] = left_out.n_rows
+        left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
+        results.save(self.args.output_dir, prefix, metrics, on_error=self.args.save_error_policy)
+        self.metrics |= metrics

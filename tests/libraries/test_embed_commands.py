@@ -1,0 +1,228 @@
+"""`whet embed`, `rerank`, `predict` and `search` against sentence-transformers' trainers, evaluators and folders."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tiny_encoders import sentences
+
+from whet.cli.main import run
+
+pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
+import sentence_transformers as library
+from safetensors.torch import load_file
+from sentence_transformers.cross_encoder import losses as cross_encoder_losses
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+CURVE_TOLERANCE = 1e-4
+"""Relative, of the losses of the steps: float32 sums in another order, as in `test_sentence_transformers.py`."""
+METRIC_TOLERANCE = 1e-6
+N_ROWS, N_STEPS = 80, 12
+
+
+def write(path: Path, columns: dict[str, list[Any]]) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+def texts(seed: int) -> list[str]:
+    return [f"{n} {text}" for n, text in enumerate(sentences(N_ROWS, seed))]
+
+
+def scores() -> list[float]:
+    return [round(float(value), 3) for value in np.random.default_rng(4).random(N_ROWS)]
+
+
+def whet(*words: object, code: int = 0) -> None:
+    assert run([*map(str, words)]) == code
+
+
+def losses_of(folder: Path) -> list[float]:
+    state = json.loads((folder / "trainer_state.json").read_text("utf-8"))
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+TRAINING = ("--max_steps", N_STEPS, "--logging_steps", 1, "--per_device_train_batch_size", 8, "--learning_rate", 1e-3,
+            "--seed", 3, "--save_strategy", "no", "--precision", "fp32", "--use_cpu")  # fmt: skip
+
+
+def of_library(task: str, folder: Path, **more: Any) -> Any:
+    """Return the library's own training arguments for the same run."""
+    kind = "SentenceTransformer" if task == "embed" else "CrossEncoder"
+    return getattr(library, f"{kind}TrainingArguments")(
+        str(folder), max_steps=N_STEPS, logging_steps=1, per_device_train_batch_size=8, learning_rate=1e-3, seed=3,
+        warmup_steps=0.1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, **more,
+    )  # fmt: skip
+
+
+EMBED: dict[str, tuple[dict[str, list[Any]], list[object], Any]] = {
+    "pairs": ({"frage": texts(1), "antwort": texts(2)}, [], losses.MultipleNegativesRankingLoss),
+    "cached, matryoshka": (
+        {"query": texts(1), "answer": texts(2)},
+        ["--loss", "CachedMultipleNegativesRankingLoss", "--mini_batch_size", 3, "--matryoshka_dims", "8,32"],
+        lambda model: losses.MatryoshkaLoss(
+            model, losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=3), [32, 8]
+        ),
+    ),
+    "scores": ({"one": texts(1), "two": texts(2), "fits": scores()}, [], losses.CoSENTLoss),
+    "triplets": (
+        {"anchor": texts(1), "positive": texts(2), "negative": texts(3)},
+        ["--loss", "TripletLoss"],
+        losses.TripletLoss,
+    ),
+}
+NAMES = {"frage": "anchor", "antwort": "positive", "query": "anchor", "answer": "positive",
+         "one": "sentence_A", "two": "sentence_B", "fits": "score"}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EMBED)
+def test_embed_has_the_curve_and_metrics_of_the_library(case: str, encoder_folder: Path, tmp_path: Path) -> None:
+    columns, words, loss = EMBED[case]
+    data, out = write(tmp_path / "data.csv", columns), tmp_path / "out"
+    whet("embed", "--model_name_or_path", encoder_folder, "--train_file", data, "--validation_file", data, "--do_train",
+         "--do_eval", "--output_dir", out, *TRAINING, *words)  # fmt: skip
+
+    model = library.SentenceTransformer(str(encoder_folder), device="cpu")
+    sampler = "no_duplicates" if case in ("pairs", "cached, matryoshka") else "batch_sampler"
+    trainer = library.SentenceTransformerTrainer(
+        model=model, args=of_library("embed", tmp_path / "plain", batch_sampler=sampler), loss=loss(model),
+        train_dataset=Dataset.from_dict({NAMES.get(name, name): values for name, values in columns.items()}),
+    )  # fmt: skip
+    trainer.train()
+    wanted = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(wanted) == N_STEPS
+    assert wanted[0] != wanted[-1]
+    np.testing.assert_allclose(losses_of(out), wanted, rtol=CURVE_TOLERANCE)
+
+    trained = library.SentenceTransformer(str(out), device="cpu")
+    found = json.loads((out / "eval_results.json").read_text("utf-8"))
+    if "fits" in columns:
+        assert {"eval_spearman_cosine", "start_spearman_cosine"} <= found.keys()
+        return
+    first, second, *others = columns.values()
+    corpus = {f"d{n}": text for n, text in enumerate([*second, *(text for column in others for text in column)])}
+    evaluator = InformationRetrievalEvaluator(
+        {f"q{n}": text for n, text in enumerate(first)}, corpus, {f"q{n}": {f"d{n}"} for n in range(N_ROWS)}
+    )
+    own = evaluator(trained)
+    for name in ("cosine_ndcg@10", "cosine_mrr@10", "cosine_recall@5"):
+        assert found[f"eval_{name}"] == pytest.approx(own[name], abs=METRIC_TOLERANCE)
+    card = (out / "README.md").read_text("utf-8")
+    assert "sentence-transformers" in card
+    assert str(tmp_path) not in card
+
+
+def test_embed_resumes_bitwise_and_refuses_changes(
+    dropout_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "data.csv", {"query": texts(1), "answer": texts(2)}), tmp_path / "out"
+    words = ["embed", "--model_name_or_path", dropout_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--save_strategy", "steps", "--save_steps", 5, "--output_dir"]  # fmt: skip
+    whet(*words, out)
+    resumed = tmp_path / "resumed"
+    resumed.mkdir()
+    shutil.copytree(out / "checkpoint-5", resumed / "checkpoint-5")
+    whet(*words, resumed, "--resume_from_checkpoint", "auto")
+    one, other = (load_file(folder / "model.safetensors") for folder in (out, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert losses_of(out) == losses_of(resumed)
+    capsys.readouterr()
+    for changed, said in (("--max_seq_length 9", "max_seq_length: None -> 9"), ("--seed 4", "seed: 3 in")):
+        whet(*words, resumed, "--resume_from_checkpoint", "auto", *changed.split(), code=78)
+        assert said in capsys.readouterr().err
+
+
+def test_embedding_model_predicts_and_searches(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A SentenceTransformer that was not trained here: with a Normalize, a prompt, and no whet_task.json."""
+    folder = tmp_path / "model"
+    parts = library.SentenceTransformer(str(encoder_folder), device="cpu")
+    normalize = library.sentence_transformer.modules.Normalize()
+    model = library.SentenceTransformer(modules=[*parts, normalize], prompts={"query": "who "}, device="cpu")
+    model.save(str(folder))
+    corpus, queries = texts(2), texts(1)[:5]
+    file, asked = write(tmp_path / "corpus.csv", {"id": [*range(N_ROWS)], "body": corpus}), tmp_path / "queries.txt"
+    asked.write_text("\n".join(queries) + "\n", "utf-8")
+
+    whet("predict", folder, "--file", file, "--output", tmp_path / "v.npy")
+    whet("predict", folder, "--file", file, "--output", tmp_path / "v.jsonl")
+    wanted = model.encode_document(corpus)
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), wanted, atol=1e-5)  # float32 rounding over a few layers
+    rows = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text("utf-8").splitlines()]
+    np.testing.assert_allclose([row["vector"] for row in rows], wanted, atol=1e-5)
+
+    whet("predict", folder, "--file", asked, "--corpus_file", file, "--top_k", 3, "--output", tmp_path / "m.jsonl")
+    found = [json.loads(line)["matches"] for line in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
+    scores = model.similarity(model.encode_query(queries), wanted)
+    np.testing.assert_allclose(
+        [[one["score"] for one in row] for row in found], scores.topk(3).values.numpy(), atol=1e-5
+    )
+    capsys.readouterr()
+    whet("search", folder, "--corpus", file, "--query", queries[0], "--top_k", 1)
+    assert found[0][0]["row"] in capsys.readouterr().out
+
+
+RERANK: dict[str, tuple[dict[str, list[Any]], list[object], Any]] = {
+    "scores": (
+        {"query": texts(1), "text": texts(2), "label": scores()},
+        [],
+        cross_encoder_losses.BinaryCrossEntropyLoss,
+    ),
+    "pairs": (  # with all of a batch: which are drawn follows from the step here, and from every earlier draw there
+        {"query": texts(1), "text": texts(2)},
+        ["--num_negatives", "null"],
+        lambda model: cross_encoder_losses.MultipleNegativesRankingLoss(model, num_negatives=None),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RERANK)
+def test_rerank_has_the_curve_and_scores_of_the_library(case: str, encoder_folder: Path, tmp_path: Path) -> None:
+    columns, words, loss = RERANK[case]
+    data, out = write(tmp_path / "data.csv", columns), tmp_path / "out"
+    whet("rerank", "--model_name_or_path", encoder_folder, "--train_file", data, "--validation_file", data,
+         "--do_train", "--do_eval", "--output_dir", out, *TRAINING, *words)  # fmt: skip
+    args = of_library("rerank", tmp_path / "plain", **({} if case == "scores" else {"batch_sampler": "no_duplicates"}))
+    torch.manual_seed(3)  # the new head is drawn from the seed of the run
+    model = library.CrossEncoder(str(encoder_folder), num_labels=1, device="cpu")
+    trainer = library.CrossEncoderTrainer(
+        model=model, args=args, loss=loss(model), train_dataset=Dataset.from_dict(columns)
+    )
+    trainer.train()
+    wanted = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    np.testing.assert_allclose(losses_of(out), wanted, rtol=CURVE_TOLERANCE)
+    name = "eval_spearman" if case == "scores" else "eval_ndcg@10"
+    assert name in json.loads((out / "eval_results.json").read_text("utf-8"))
+
+    whet("predict", out, "--file", data, "--output", tmp_path / "s.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text("utf-8").splitlines()]
+    trained = library.CrossEncoder(str(out), device="cpu")
+    pairs = [*zip(columns["query"], columns["text"], strict=True)]
+    np.testing.assert_allclose([row["score"] for row in rows], trained.predict(pairs), atol=1e-5)
+
+
+def test_mined_negatives_train_a_reranker_that_orders_a_search(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "data.csv", {"query": texts(1), "answer": texts(2)}), tmp_path / "out"
+    whet("rerank", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", "--output_dir", out,
+         "--num_hard_negatives", 2, "--hard_negatives_model", encoder_folder, "--hard_negatives_margin", 0,
+         *TRAINING)  # fmt: skip
+    said = capsys.readouterr().out
+    assert "hard negatives: 2 for each of" in said
+    whet("search", encoder_folder, "--corpus", data, "--text_column_names", "answer", "--query", texts(1)[0],
+         "--reranker", out, "--top_k", 2)  # fmt: skip
+    assert capsys.readouterr().out.count("line ") == 2
