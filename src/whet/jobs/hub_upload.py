@@ -29,8 +29,10 @@ MODEL_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.*", "preprocessor_config.json",
     "processor_config.json", "whet_task.json", "README.md",
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]*_*/*.json",
+    "[0-9]*_*/model.safetensors",
 )  # fmt: skip
-"""Of an output folder, what transformers and `whet predict` read."""
+"""Of an output folder, what transformers, sentence-transformers and `whet predict` read."""
 _NEWEST = "last-checkpoint"
 """The folder that transformers gives the newest checkpoint with hub_strategy checkpoint."""
 _STAGING = ".hub-upload"
@@ -82,12 +84,14 @@ class Upload:
         shutil.rmtree(self._staging, ignore_errors=True)
         staged = self._staging / folder.name
         staged.mkdir(parents=True)
-        for path in folder.iterdir():
+        for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
+                target = staged / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    os.link(path, staged / path.name)
+                    os.link(path, target)
                 except OSError:  # a file system without links
-                    shutil.copyfile(path, staged / path.name)
+                    shutil.copyfile(path, target)
         return staged
 
     def _push_checkpoint(self, staged: Path, name: str, strategy: str) -> None:
@@ -104,7 +108,7 @@ class Upload:
             self._api.upload_folder(
                 repo_id=self.repository, folder_path=folder, path_in_repo=into, commit_message=message,
                 revision=self._args.hub_revision, allow_patterns=None if patterns is None else list(patterns),
-                ignore_patterns=["*/*"], delete_patterns=["*"] if into == _NEWEST else None,
+                delete_patterns=["*"] if into == _NEWEST else None,
             )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
                 begun.chosen = choice.as_json()
                 begun.engine.precision.chosen_in("" if args.precision == asked.precision else "the trials of --auto")
             if upload is not None:
-                begun.engine.events.add_callback(upload)
+                begun.uploads_by(upload)
             metrics, lines = begun.run(), task.lines(begun)
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)

@@ -87,6 +87,10 @@ class TaskRun:
                 self._write_card()
         return self.metrics
 
+    def uploads_by(self, upload: Any) -> None:
+        """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
+        self.engine.events.add_callback(upload)
+
     @cached_property
     def _facts(self) -> dict[str, Any]:
         """What the record of the run and the model card say of it."""

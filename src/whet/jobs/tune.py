@@ -56,8 +56,8 @@ _FIRST_FAILURES = 3
 """So many failed trials, and no complete one, end the search: the command itself is wrong."""
 _KEPT = ("run.jsonl", "run.log", "report.html", "errors.jsonl", "trainer_state.json", "eval_confusion.csv")
 """Files of a trial that stay when its model is removed, next to its results."""
-_OWN = (".whet.lock",)
-"""Files of a trial that are not copied."""
+_NOT_COPIED = (".", "checkpoint-")
+"""How names of a trial begin that are not part of its model and results."""
 _UNLIKE = {
     "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "token", "hub_token", "push_to_hub", "log_level",
     "report_html", "preprocessing_num_workers", "overwrite_cache", "cache_dir",
@@ -341,7 +341,15 @@ class _Search:
         if not any(name.startswith("eval_") for name in metrics):
             return None
         if self._metric is None:
-            self._metric = self._task.best_by(metrics, self._args)[0]
+            try:
+                self._metric = self._task.best_by(metrics, self._args)[0]
+            except StopIteration:
+                raise ConfigError(
+                    what="no metric says which trial is the best",
+                    got=", ".join(name.removeprefix("eval_") for name in metrics if name.startswith("eval_")),
+                    why=f"whet {self._task.name} is judged by {', '.join(self._task.judged_by)}",
+                    fix="name one that was computed in --metric_for_best_model, with --greater_is_better",
+                ) from None
         value = metrics.get(self._metric)
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -390,9 +398,11 @@ class _Search:
         source = self._folder / f"trial-{best.number}"
 
         def fill(staging: Path) -> None:
-            for path in sorted(source.iterdir()):
-                if path.is_file() and not path.is_symlink() and path.name not in _OWN:
-                    shutil.copyfile(path, staging / path.name)
+            for path in sorted(source.rglob("*")):
+                name = path.relative_to(source)
+                if path.is_file() and not path.is_symlink() and not name.parts[0].startswith(_NOT_COPIED):
+                    (staging / name.parent).mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, staging / name)
 
         output_files.write_model(self._folder, fill)
         card = self._folder / "README.md"

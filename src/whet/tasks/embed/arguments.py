@@ -28,7 +28,8 @@ HONOURED = frozenset({
     "eval_steps", "eval_delay", "eval_on_start", "per_device_eval_batch_size", "save_strategy", "save_steps",
     "save_only_model", "save_error_policy", "save_total_limit", "enable_jit_checkpoint", "load_best_model_at_end",
     "metric_for_best_model", "greater_is_better", "logging_strategy", "logging_steps", "logging_first_step",
-    "log_level", "report_to", "run_name", "logging_dir", "disable_tqdm",
+    "log_level", "report_to", "run_name", "logging_dir", "disable_tqdm", "push_to_hub", "hub_model_id",
+    "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision",
 })  # fmt: skip
 """Settings of a training that these commands carry out."""
 PRIMARY = "primary_metric"
@@ -39,7 +40,7 @@ SEARCH_METRICS = (
     "map@100",
     *(f"{name}@{k}" for name in ("recall", "accuracy") for k in (1, 5, 10)),
 )
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 EmbedLoss = Literal["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss", "CoSENTLoss", "TripletLoss"]
 RerankLoss = Literal[
@@ -52,9 +53,9 @@ IN_BATCH = ("MultipleNegativesRankingLoss", CACHED)
 
 def metrics_of(_: Any) -> tuple[str, ...]:
     """Return the metrics that evaluations of `whet embed` may compute; the data decides which."""
-    of_search = (f"{one}_{metric}" for one in _SIMILARITIES for metric in SEARCH_METRICS)
-    of_scores = (f"{name}_{one}" for one in _SIMILARITIES for name in ("spearman", "pearson"))
-    return (PRIMARY, *of_search, *of_scores, *(f"{one}_accuracy" for one in _SIMILARITIES))
+    of_search = (f"{one}_{metric}" for one in SIMILARITIES for metric in SEARCH_METRICS)
+    of_scores = (f"{name}_{one}" for one in SIMILARITIES for name in ("spearman", "pearson"))
+    return (PRIMARY, *of_search, *of_scores, *(f"{one}_accuracy" for one in SIMILARITIES))
 
 
 def rerank_metrics_of(_: Any) -> tuple[str, ...]:

@@ -655,6 +655,17 @@ def _without_bars() -> Iterator[None]:
             enable_progress_bars()
 
 
+class _Uploads(TrainerCallback):
+    """Hands each checkpoint to the upload of the run."""
+
+    def __init__(self, upload: Any) -> None:
+        self._upload = upload
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._upload.on_save(args, state, control, folder=folder)
+
+
 @dataclass
 class PairRun:
     """A run of one of the two commands, and what it has measured; `whet.jobs.run` shows it."""
@@ -670,6 +681,10 @@ class PairRun:
     after: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     worst: Sequence[str] = ()
+
+    def uploads_by(self, upload: Any) -> None:
+        """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
+        self.trainer.add_callback(_Uploads(upload))
 
     def run(self) -> dict[str, Any]:
         """Evaluate, train, evaluate again; write the model and every result; return all metrics."""

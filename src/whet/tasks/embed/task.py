@@ -11,6 +11,7 @@ from whet.models.loading.heads import EMBEDDING, SEQUENCE_CLASSIFICATION
 from whet.tasks.embed.arguments import (
     PRIMARY,
     RUN_RULES,
+    SIMILARITIES,
     EmbedArguments,
     RerankArguments,
     SearchArguments,
@@ -47,7 +48,6 @@ _SHARED: dict[str, Any] = {
     "read": lazily(__name__, "pairs", "read_split"),
     "tables": lazily(__name__, "job", "tables"),
     "shown": {"train_samples_per_second": ("pairs a second", "{:,.2f}")},
-    "judged_by": (PRIMARY,),
     "by_engine": False,
     "searches": True,
 }
@@ -57,6 +57,12 @@ EMBED_TASK = Task(
     prepare=lazily(__name__, "job", "prepare_embed"),
     predict=lazily(__name__, "search", "predict_embed"),
     metrics=metrics_of,
+    judged_by=(
+        PRIMARY,
+        *(f"{one}_ndcg@10" for one in SIMILARITIES),
+        *(f"spearman_{one}" for one in SIMILARITIES),
+        *(f"{one}_accuracy" for one in SIMILARITIES),
+    ),
     knows=_is_of("SentenceTransformer"),
     **_SHARED,
 )
@@ -66,6 +72,7 @@ RERANK_TASK = Task(
     prepare=lazily(__name__, "job", "prepare_rerank"),
     predict=lazily(__name__, "search", "predict_rerank"),
     metrics=rerank_metrics_of,
+    judged_by=(PRIMARY, "ndcg@10", "spearman"),
     knows=_is_of("CrossEncoder"),
     **_SHARED,
 )
