@@ -308,7 +308,8 @@ class TrainingFields:
     """Whether a larger metric is better. null: true, unless the metric's name ends in loss."""
     push_to_hub: bool = False
     """Upload the trained model to the hub: weights, configuration, tokenizer and card. Files with texts of the data, as
-    predictions, errors and the report, stay here, and so do logs. The repository is made before the run begins."""
+    predictions, errors and the report, stay here, and so do logs; but the card of whet embed and rerank shows three
+    rows, as sentence-transformers writes it. The repository is made before the run begins."""
     hub_model_id: str | None = None
     """Repository of push_to_hub, such as me/answers. null: the name of output_dir, in the account of the token."""
     hub_strategy: Literal["end", "every_save", "checkpoint", "all_checkpoints"] = "every_save"
