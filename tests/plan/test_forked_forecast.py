@@ -180,6 +180,7 @@ def test_a_forecast_without_memory_has_the_time(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forked_forecast, "LEAST_S", 0.0)
+    monkeypatch.setattr(forked_forecast, "_LOWEST_PRIORITY", 0)  # on a busy machine too there is an answer in time
     monkeypatch.setattr(forked_forecast, "_forecast", lambda *_: 1 / 0)
     assert run(words_of(encoder, tmp_path / "out", max_steps=1000)) == 0
     found = forecast_of(tmp_path / "out")

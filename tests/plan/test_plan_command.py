@@ -165,7 +165,7 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     assert f"these settings: {fine_duration(found['time']['step_s'])}" in drawn
     assert len([text for text in drawn if text.startswith("--optim adafactor: ")]) == 2
     assert all(one["memory"]["peak_bytes"] < peak for one in found["fit"])
-    assert {"--optim adamw_whet_8bit", "--lora_r 8"} < set(flags)
+    assert {"--optim adamw_whet_8bit", "--freeze_layers 1"} < set(flags)  # code for an adapter outweighs so few weights
     places = [(not one["same_result"], one["times_as_long"]) for one in found["fit"]]
     assert places == sorted(places)
     assert found["fit"][0]["same_result"]

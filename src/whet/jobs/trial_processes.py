@@ -95,8 +95,9 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         if candidate not in rehearsed:
             own = drafted(args, **candidate.settings)
             rehearsed[candidate] = forecast(task, job, own, free, examples, first.held_bytes)
-        found = rehearsed[candidate]
-        return timed(candidate, form, found.by_format.get(form, found.memory).peak_bytes)
+        found, changes = rehearsed[candidate], "precision" in candidate.settings  # without its format it chooses one
+        peak = found.memory if changes else found.by_format.get(form, found.memory)
+        return timed(candidate, form, peak.peak_bytes)
 
     def timed(candidate: Candidate, form: str, peak_bytes: int | None = None) -> Forecast:
         anatomy = replace(first.anatomy, checkpointing=candidate.checkpointing, precision=form)
