@@ -106,11 +106,13 @@ def spread(n: int, most: int, longest: int) -> list[int]:
     return [chosen[place % len(chosen)] for place in range(most)]
 
 
-def compared(rows: Sequence[Any], pad: Callable[..., Columns], length: int, one: Forward, other: Forward) -> Logits:
+def compared(
+    rows: Sequence[Any], pad: Callable[..., Columns], length: int, one: Forward, other: Forward, *, by_token: bool
+) -> Logits:
     """Return how the logits of `other` differ from those of `one`, on these rows in batches of many sizes.
 
-    `pad` makes a batch of rows, padded to its longest, or to `length` tokens if `full` is given. Only logits of real
-    tokens count.
+    `pad` makes a batch of rows, padded to its longest, or to `full` tokens: the last batch has `length`. With logits
+    for each token (`by_token`) those of padding tokens do not count.
     """
     off = largest = 0.0
     n_same = n_all = n_batches = 0
@@ -121,7 +123,6 @@ def compared(rows: Sequence[Any], pad: Callable[..., Columns], length: int, one:
         widths.append(real.shape[1])
         n_batches += 1
         for name, value in wanted.items():
-            by_token = value.shape[:2] == real.shape
             sides = [side[real] if by_token else side for side in (value.float(), found[name].float())]
             off = max(off, _largest(sides[0] - sides[1]))
             largest = max(largest, _largest(sides[0]))

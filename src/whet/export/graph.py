@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
+from whet.models.exported import send_nothing
 from whet.models.loading.quiet import quiet
 from whet.optional import extra, is_installed, require
 
@@ -43,6 +44,7 @@ def traced(model: Any, columns: Columns, to: str) -> Any:
     `columns` (B, T) are those that the graph takes. Raises ConfigError for a model that cannot be traced, or whose
     graph would hold for one size alone.
     """
+    send_nothing()
     exporters = _exporters()
     axes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in columns}
     try:

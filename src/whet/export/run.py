@@ -25,11 +25,13 @@ from whet import console, log, tasks
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import draft
 from whet.data.columns import read_by
+from whet.data.store import RowStore
 from whet.engine.collate import default_collator
 from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError, escape_controls
 from whet.export import check, graph
 from whet.export.arguments import ExportArguments
+from whet.hardware import cpu
 from whet.jobs.fields import JobFields
 from whet.jobs.lora.merge import write_merged
 from whet.jobs.predict.trained import NAME, read_reading
@@ -59,6 +61,7 @@ _OF_TRAINING = ("ignore_mismatched_sizes", "do_regression", "problem_type", "met
                 "shuffle_seed", "label_all_tokens", "return_entity_level_metrics")  # fmt: skip
 """Settings of tasks that say nothing about how a trained model reads its input."""
 _SPEED_ROWS = 64
+_BY_TOKEN = (heads.QUESTION_ANSWERING, heads.TOKEN_CLASSIFICATION)
 _SERVED = {
     heads.QUESTION_ANSWERING.auto: "question_answering.py",
     heads.SEQUENCE_CLASSIFICATION.auto: "classification.py",
@@ -70,9 +73,6 @@ def run_export(asked: ExportArguments) -> int:
     """Run the command; return its exit code."""
     log.set_up(logging.WARNING)
     began_s = time.perf_counter()
-    if asked.to == "gguf":
-        raise _no_gguf(asked.model)
-    graph.require_packages(asked.to, int8=asked.int8)
     if exported.about_folder(asked.model) is not None:
         raise ConfigError(
             what="the model is an export already",
@@ -80,7 +80,8 @@ def run_export(asked: ExportArguments) -> int:
             why="a graph is made from the weights that a training wrote",
             fix="name the folder that it was exported from",
         )
-    task = _task_of(asked.model)
+    task = _task_of(asked)
+    graph.require_packages(asked.to, int8=asked.int8)
     output = _output_of(asked)
     with _published(output) as work:
         lines = _export(asked, task, work, output)
@@ -88,22 +89,28 @@ def run_export(asked: ExportArguments) -> int:
     return 0
 
 
-def _no_gguf(model: str) -> ConfigError:
-    return ConfigError(
-        what="whet does not write gguf itself",
-        got=f"--to gguf for {model}",
-        why="the converter that knows each family's names and tokenizers is a script of llama.cpp, in no package",
-        fix=f"get {_LLAMA_CPP}, and run: python convert_hf_to_gguf.py {model} --outfile model.gguf; of an adapter, run "
-        "whet merge first",
-    )
-
-
-def _task_of(model: str) -> Task:
-    """Return the task that the model was trained for; ConfigError if whet exports no such model."""
+def _task_of(asked: ExportArguments) -> Task:
+    """Return the task that the model was trained for; ConfigError if whet exports no such model to this format."""
+    model = asked.model
     head, named = trained_head(model, [task.head for task in tasks.tasks()])
     found = next((task for task in tasks.tasks() if task.head is head), None)
-    if found is not None and found.head.auto in exported.HEADS:
+    if found is not None and found.head.auto in exported.HEADS and asked.to != "gguf":
         return found
+    if head is heads.CAUSAL_LM and asked.to == "gguf":
+        merged = "the folder of whet merge" if is_adapter(model) else model
+        raise ConfigError(
+            what="whet does not write gguf itself",
+            got=f"--to gguf for {model}",
+            why="the converter that knows each family's names and tokenizers is a script of llama.cpp, in no package",
+            fix=f"get {_LLAMA_CPP}, and run: python convert_hf_to_gguf.py {merged} --outfile model.gguf",
+        )
+    if found is not None and asked.to == "gguf":
+        raise ConfigError(
+            what="gguf holds language models",
+            got=f"{model}: {named}",
+            why=f"llama.cpp has no head for {found.head.task}",
+            fix=f"whet export {model} --to onnx, or --to openvino",
+        )
     if head is heads.CAUSAL_LM:
         raise ConfigError(
             what="language models are not exported to this format",
@@ -123,8 +130,9 @@ def _task_of(model: str) -> Task:
 def _output_of(asked: ExportArguments) -> Path:
     """Return the folder of the export; ConfigError if something else than an export is there."""
     suffix = f"-{asked.to}" + ("-int8" if asked.int8 else "")
-    is_folder = Path(asked.model).is_dir()
-    beside = Path(asked.model).resolve() if is_folder else Path(asked.model.rpartition("/")[2])
+    model = Path(asked.model)
+    beside = model if model.is_dir() else Path(model.name)  # a name on the hub
+    beside = beside if beside.name not in ("", "..") else beside.resolve()
     output = Path(asked.output_dir) if asked.output_dir else beside.with_name(beside.name + suffix)
     own = output.is_dir() and (not any(output.iterdir()) or exported.about_folder(str(output)) is not None)
     if output.is_symlink() or (output.exists() and not own):
@@ -187,8 +195,10 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
         )
     source = ModelSource(model=folder, flag="--model")
     tokenizer = load_tokenizer(source)
+    _require_padding(tokenizer, asked.model)
     data = Data.of(asked, task, folder)
     judged = data.prepared(asked, task, folder, work / "judged")
+    calibration = _calibration(asked, data, judged)
     model = load_model(source, task.head, trained=True).eval()
     length = row_length(data.settings.max_seq_length, tokenizer, model)
     names = _inputs(model, tokenizer)
@@ -203,19 +213,22 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
 
     made = graph.traced(model, rows.sample(checked), asked.to)
     folder_of_graph = work / "export"
-    graph.save(made, folder_of_graph)
+    _save(made, folder_of_graph, output)
     about = {"format": asked.to, "precision": "fp32", "head": task.head.auto, "inputs": names, "task": task.name}
     facts: dict[str, Any] = {}
     opened = _opened(model, about, folder_of_graph)
-    logits = check.compared(checked, rows.batch, length, plain, partial(_outputs, opened))
+    compared = partial(check.compared, checked, rows.batch, length, plain, by_token=task.head in _BY_TOKEN)
+    logits = compared(partial(_outputs, opened))
     logits.require_close(asked.max_difference)
     facts["logits_fp32"] = asdict(logits) | {"allowed": asked.max_difference}
     if asked.int8:
         about["precision"] = "int8"
-        facts["int8"] = _quantise(asked, made, rows, checked, data, judged, folder_of_graph)
+        facts["int8"] = _int8_facts(calibration, data)
+        batches = None if calibration is None else [rows.batch([calibration[n]]) for n in range(len(calibration))]
+        made = graph.quantised(made, asked.to, rows.sample(checked), batches)
+        _save(made, folder_of_graph, output)
         opened = _opened(model, about, folder_of_graph)
-        found = check.compared(checked, rows.batch, length, plain, partial(_outputs, opened))
-        facts["logits_int8"] = asdict(found)
+        facts["logits_int8"] = asdict(compared(partial(_outputs, opened)))
     facts["speed"] = check.speed(timed, torch_s, partial(_outputs, opened))
     metric = _metric(task, judged, opened, data, work / "judged")
     if metric is not None and asked.int8:
@@ -229,6 +242,11 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     return _lines(type(model).__name__, about, facts, output)
 
 
+def _save(made: Any, folder: Path, output: Path) -> None:
+    with output_files.stored(f"the export cannot be written to {output}", output.parent):
+        graph.save(made, folder)
+
+
 def _opened(model: Any, about: Mapping[str, Any], folder: Path) -> exported.ExportedModel:
     return exported.ExportedModel(model.config, dict(about), exported.runtime(folder, about["format"]))
 
@@ -239,27 +257,44 @@ def _outputs(model: Any, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: value for name, value in found.items() if name.endswith("logits")}
 
 
-def _quantise(
-    asked: ExportArguments, made: Any, rows: Rows, checked: Sequence[Any], data: Data, judged: TaskRun | None,
-    folder: Path,
-) -> dict[str, Any]:  # fmt: skip
-    """Replace the graph in the folder by its int8 form; return how it was made."""
-    needs_texts = asked.int8_activations == "static" or asked.to == "openvino"
-    calibration = None
-    facts: dict[str, Any] = {"activations": "static" if needs_texts else "dynamic"}
-    if needs_texts:
-        texts = None if judged is None or "test" not in judged.parts else judged.parts["test"].rows
-        if texts is None:
-            raise ConfigError(
-                what="there are no texts to calibrate int8 on",
-                got=data.why_no_texts,
-                why="the ranges of activations are measured on texts like those that the model will read",
-                fix="name a file in --train_file" + (", or use --int8_activations dynamic" * (asked.to == "onnx")),
-            )
-        calibration = [rows.batch([texts[n]]) for n in range(len(texts))]
-        facts |= {"calibration_rows": len(texts), "calibration_file": data.train}
-    graph.save(graph.quantised(made, asked.to, rows.sample(checked), calibration), folder)
+def _calibration(asked: ExportArguments, data: Data, judged: TaskRun | None) -> RowStore | None:
+    """Return the texts that ranges of activations are measured on; None if products find them themselves."""
+    if not _needs_texts(asked):
+        return None
+    if judged is not None and "test" in judged.parts:
+        return judged.parts["test"].rows
+    raise ConfigError(
+        what="there are no texts to calibrate int8 on",
+        got=data.why_no_texts,
+        why="the ranges of activations are measured on texts like those that the model will read",
+        fix="name a file in --train_file" + (", or use --int8_activations dynamic" * (asked.to == "onnx")),
+    )
+
+
+def _needs_texts(asked: ExportArguments) -> bool:
+    return asked.int8 and (asked.int8_activations == "static" or asked.to == "openvino")
+
+
+def _int8_facts(texts: RowStore | None, data: Data) -> dict[str, Any]:
+    """Return how the int8 form is made, for export.json."""
+    has_vnni = bool({"avx512_vnni", "avx_vnni", "asimddp"} & cpu.features())
+    if not has_vnni:
+        data.notes.append("this processor has no VNNI: int8 products are not fast here, and may overflow")
+    facts: dict[str, Any] = {"activations": "dynamic" if texts is None else "static", "vnni": has_vnni}
+    if texts is not None:
+        facts |= {"calibration_rows": len(texts), "calibration_file": Path(data.train or "").name}
     return facts
+
+
+def _require_padding(tokenizer: Any, model: str) -> None:
+    """Refuse a tokenizer that cannot pad: an exported graph reads padded batches."""
+    if tokenizer.pad_token is None:
+        raise ConfigError(
+            what="the tokenizer has no padding token",
+            got=model,
+            why="rows of several lengths are one batch of the graph once they are padded",
+            fix="set pad_token in tokenizer_config.json, and pad_token_id in config.json",
+        )
 
 
 def _metric(task: Task, judged: TaskRun | None, opened: Any, data: Data, folder: Path) -> check.Metric | None:
@@ -269,11 +304,12 @@ def _metric(task: Task, judged: TaskRun | None, opened: Any, data: Data, folder:
     part = judged.parts["validation"]
     (folder / "exported").mkdir(parents=True, exist_ok=True)
     other = Engine(_spec_of(judged.engine, opened))
-    values = [dict(part.judge.judge(engine, "eval").metrics) for engine in (judged.engine, other)]
+    with printing.before_a_table():
+        values = [dict(part.judge.judge(engine, "eval").metrics) for engine in (judged.engine, other)]
     name, more_is_better = task.best_by(values[0], judged.args)
     points = 1 if task.head is heads.QUESTION_ANSWERING else 100  # whose metrics are in percent already
     drop = points * (values[0][name] - values[1][name]) * (1 if more_is_better else -1)
-    of = (name.removeprefix("eval_"), part.n_samples, data.validation or "the data set")
+    of = (name.removeprefix("eval_"), part.n_samples, Path(data.validation or "").name)
     return check.Metric(*of, values[0][name], values[1][name], drop)
 
 
@@ -331,8 +367,7 @@ class Data:
 
         Its `validation` has the examples that are judged, its `test` texts of the training.
         """
-        needs_texts = asked.int8 and (asked.int8_activations == "static" or asked.to == "openvino")
-        wants_texts = self.train is not None and (needs_texts or self.validation is None)
+        wants_texts = self.train is not None and (_needs_texts(asked) or self.validation is None)
         splits = [*(["validation"] if self.validation else []), *(["test"] if wants_texts else [])]
         if not splits:
             return None
@@ -466,6 +501,7 @@ def _write(
             "check": measured,
             "from": Path(asked.model).name,
             "versions": _versions(asked.to),
+            "processor": cpu.model_name(),
         }
         output_files.write_json(path, manifest, indent=2, on_error="stop")
         output_files.write_text(folder / "README.md", _card(asked, about, facts))
@@ -483,7 +519,8 @@ def _reading(task: str, settings: Any, length: int) -> dict[str, Any]:
 
 def _serving(head: str, reading: Mapping[str, Any], tokenizer: Any, config: Any) -> dict[str, Any]:
     """Return what the script reads: arguments of the tokenizer, and how logits become answers."""
-    pairs = head == heads.QUESTION_ANSWERING.auto
+    from_left = tokenizer.padding_side == "left"  # whet qa then puts the context first
+    second = "only_first" if from_left else "only_second"
     return {
         "padding": {
             "direction": tokenizer.padding_side, "pad_id": tokenizer.pad_token_id or 0,
@@ -491,8 +528,10 @@ def _serving(head: str, reading: Mapping[str, Any], tokenizer: Any, config: Any)
         },
         "truncation": {
             "max_length": reading["max_seq_length"], "stride": reading.get("doc_stride") or 0,
-            "strategy": "only_second" if pairs else "longest_first", "direction": tokenizer.truncation_side,
+            "strategy": second if head == heads.QUESTION_ANSWERING.auto else "longest_first",
+            "direction": tokenizer.truncation_side,
         },
+        "context_first": from_left,
         "windows": reading.get("doc_stride") is not None,
         "pooling": reading.get("window_pooling", "mean"),
         "threshold": reading.get("threshold", 0.5),
@@ -565,7 +604,7 @@ def _measured(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         same = f"{int8['same_choice_frac']:.1%} of the largest logits are the same"
         rows.append(("", f"int8 within {int8['largest_difference']:.2g}, {same}"))
     if isinstance(metric, check.Metric):
-        of = f"{metric.examples:,} examples of {escape_controls(Path(metric.file).name)}"
+        of = f"{metric.examples:,} examples of {escape_controls(metric.file)}"
         rows.append((metric.name, f"{metric.exported:.4f} exported, {metric.torch:.4f} torch ({of})"))
     mine, theirs = speed.exported_rows_per_s[0], speed.torch_rows_per_s[0]
     how = f"{console.plural(speed.threads, 'thread')}, batches of {speed.batch_rows}"

@@ -5,6 +5,7 @@ Nothing of the folder runs as code: its graph is protobuf or XML, and its settin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ def load_exported(name: str, head: heads.Head) -> ExportedModel:
 def runtime(folder: Path, to: str) -> Callable[[Arrays], Arrays]:
     """Return what computes the outputs of the graph in the folder, by name, with as many threads as torch has."""
     module = {"onnx": "onnxruntime", "openvino": "openvino"}[to]
+    send_nothing()
     package = require(module, needed_for=f"an export to {to}", install=extra(to))
     open_graph = {"onnx": _onnx_runtime, "openvino": _openvino}[to]
     try:
@@ -133,6 +135,11 @@ def runtime(folder: Path, to: str) -> Callable[[Arrays], Arrays]:
             why=f"{RUNTIMES[to]} {package.__version__} refuses it: the file is damaged, or of a later version",
             fix="export the model again, or install the version that export.json names",
         ) from error
+
+
+def send_nothing() -> None:
+    """Keep OpenVINO and NNCF from reporting their use to their makers, which they do by default when imported."""
+    sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType] - as if not installed
 
 
 def _onnx_runtime(package: Any, path: Path) -> Callable[[Arrays], Arrays]:

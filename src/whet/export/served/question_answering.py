@@ -21,20 +21,21 @@ LONGEST_ANSWER_TOKENS = 30
 
 def answer(question: str, context: str) -> dict:
     """Return the likeliest stretch of the context, its characters, and its score; an empty text if there is none."""
-    first = TOKENS.encode(question.lstrip(), context)
+    pair = (context, question.lstrip()) if HOW["context_first"] else (question.lstrip(), context)
+    first, which = TOKENS.encode(*pair), 0 if HOW["context_first"] else 1
     windows = [first, *first.overflowing]
     columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     feed = {name: np.array([getattr(one, columns[name]) for one in windows], np.int64) for name in NAMES}
     best, nothing = (-np.inf, 0, 0), np.inf
     for window, start, end in zip(windows, *GRAPH.run(None, feed)[:2], strict=True):
-        inside = np.array([text == 1 for text in window.sequence_ids])
+        inside = np.array([text == which for text in window.sequence_ids])
         spans = np.triu(np.outer(inside, inside)) & ~np.triu(np.ones((len(inside),) * 2, bool), LONGEST_ANSWER_TOKENS)
         scores = np.where(spans, start[:, None] + end, -np.inf)
         begin, last = np.unravel_index(scores.argmax(), scores.shape)
         best = max(best, (float(scores[begin, last]), window.offsets[begin][0], window.offsets[last][1]))
         nothing = min(nothing, float(start[0] + end[0]))
     score, begin, last = best
-    if HOW["no_answer"] and nothing > score:
+    if score == -np.inf or (HOW["no_answer"] and nothing > score):
         return {"answer": "", "score": nothing}
     return {"answer": context[begin:last], "span": [begin, last], "score": score}
 
