@@ -23,7 +23,7 @@ from torch import Tensor
 
 from whet import console, log, tasks
 from whet.config.arguments import TrainingArguments
-from whet.config.settings import draft
+from whet.config.settings import draft, options_of
 from whet.data.columns import read_by
 from whet.data.store import RowStore
 from whet.engine.collate import default_collator
@@ -41,7 +41,7 @@ from whet.jobs.tokenising.words import with_spaces
 from whet.models import exported
 from whet.models.loading import heads
 from whet.models.loading.adapter import is_adapter, trained_head
-from whet.models.loading.load import ModelSource, load_model, load_tokenizer
+from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
 from whet.report import runs
 from whet.store.manifest import fsync
 from whet.store.weights import save_processing
@@ -346,19 +346,24 @@ class Data:
         values = {name: found[name] for found in (recorded, reading) for name in (*own, *_OF_DATA) if name in found}
         values = {name: value for name, value in values.items() if value is not None} | _given(asked, known)
         notes: list[str] = []
+        why = f"{asked.model} records no train_file"
         from_files = asked.validation_file is not None or asked.train_file is not None
         if values.get("dataset_name") and from_files:
             values = {name: value for name, value in values.items() if name not in _OF_DATA[:4]}
         for name in ("validation_file", "train_file"):
             path = values.get(name)
             if path is not None and getattr(asked, name) is None and not Path(path).is_file():
-                notes.append(f"{name} {path} of the training is not there any more")
+                why = f"{name} {path} of the training is not there any more"
+                notes += [why] if name == "validation_file" else []
                 del values[name]
         data = values.get("dataset_name")
         train, validation = values.pop("train_file", None), values.get("validation_file")
-        why = notes[-1] if notes else f"{asked.model} records no train_file"
         if validation is None and data is None:
             notes.append("no metric was compared: --validation_file names examples with answers")
+        usual = options_of(kind)["max_seq_length"].default
+        positions = positions_of(load_config(ModelSource(model=folder, flag="--model")))
+        if usual is not None and positions is not None:
+            values.setdefault("max_seq_length", min(usual, positions))
         settings = draft(kind, {**values, "model_name_or_path": folder})
         return cls(settings, values, validation or data, train or data, notes, why)
 
@@ -378,14 +383,21 @@ class Data:
         elif wants_texts:
             more["test_file"] = self.train
         kind = type(self.settings)
-        job = kind(**{**self.values, **more, "model_name_or_path": folder})
         args = TrainingArguments(
             output_dir=str(output), do_eval=True, use_cpu=True, precision="fp32", report_to=("none",),
             per_device_eval_batch_size=asked.per_device_eval_batch_size, disable_tqdm=True, log_level="warning",
         )  # fmt: skip
-        printing.configure(args)
+        printing.configure(args)  # before the readers say what they found
+        try:
+            job = kind(**{**self.values, **more, "model_name_or_path": folder})
+            examples = {split: task.examples(job, split) for split in splits}
+        except WhetError as error:
+            if "dataset_name" not in self.values:
+                raise
+            self.notes.append(f"the data set of the training cannot be read: {error.problems[0].what}")
+            return None
         output.mkdir()
-        return task.prepare(job, args, {split: task.examples(job, split) for split in splits})
+        return task.prepare(job, args, examples)
 
 
 def _recorded(folder: str) -> dict[str, Any]:
