@@ -48,7 +48,7 @@ from whet.store.weights import save_processing
 from whet.tasks.tag.job import row_length
 from whet.version import __version__
 from whet.watch import files as output_files
-from whet.watch import lock, printing
+from whet.watch import lock, printing, progress
 
 _TITLES = {"onnx": "ONNX", "openvino": "OpenVINO"}
 _LLAMA_CPP = "https://github.com/ggml-org/llama.cpp"
@@ -302,10 +302,11 @@ def _metric(task: Task, judged: TaskRun | None, opened: Any, data: Data, folder:
     if judged is None or "validation" not in judged.parts:
         return None
     part = judged.parts["validation"]
-    (folder / "exported").mkdir(parents=True, exist_ok=True)
-    other = Engine(_spec_of(judged.engine, opened))
-    with printing.before_a_table():
-        values = [dict(part.judge.judge(engine, "eval").metrics) for engine in (judged.engine, other)]
+    engines = (judged.engine, Engine(_spec_of(judged.engine, opened)))
+    for engine in engines:
+        shown = engine.events.callbacks  # the lines at the end show the metrics
+        engine.events.callbacks = [one for one in shown if not isinstance(one, progress.SHOWS)]
+    values = [dict(part.judge.judge(engine, "eval").metrics) for engine in engines]
     name, more_is_better = task.best_by(values[0], judged.args)
     points = 1 if task.head is heads.QUESTION_ANSWERING else 100  # whose metrics are in percent already
     drop = points * (values[0][name] - values[1][name]) * (1 if more_is_better else -1)
