@@ -354,7 +354,7 @@ class Data:
         for name in ("validation_file", "train_file"):
             path = values.get(name)
             if path is not None and getattr(asked, name) is None and not Path(path).is_file():
-                why = f"{name} {path} of the training is not there any more"
+                why = f"{name} {Path(path).name} of the training is not there any more"
                 notes += [why] if name == "validation_file" else []
                 del values[name]
         data = values.get("dataset_name")
