@@ -50,7 +50,7 @@ def traced(model: Any, columns: Columns, to: str) -> Any:
     try:
         with _silent(), torch.no_grad():
             if to == "onnx":
-                settings = exporters.OnnxConfig(dynamic=True, dynamic_shapes=axes, ort_fusions="cpu")
+                settings = exporters.OnnxConfig(dynamic=True, dynamic_shapes=axes)
                 return exporters.OnnxExporter().export(model, dict(columns), settings)
             settings = exporters.OpenVINOConfig(dynamic=True, dynamic_shapes=axes)
             return exporters.OpenVINOExporter().export(model, dict(columns), settings)
@@ -79,7 +79,11 @@ def quantised(graph: Any, to: str, columns: Columns, calibration: Sequence[Colum
             dynamic = exporters.OnnxRuntimeDynamicConfig(per_channel=True)
             quantiser = exporters.OnnxRuntimeQuantizer(dynamic)
         else:
-            static = exporters.OnnxRuntimeStaticConfig(per_channel=True, op_types_to_quantize=["MatMul", "Gemm"])
+            kinds = require("onnxruntime.quantization", needed_for="--int8", install=extra("onnx")).QuantType
+            static = exporters.OnnxRuntimeStaticConfig(
+                per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
+                activation_type=kinds.QUInt8, weight_type=kinds.QInt8,  # the pair that ONNX Runtime multiplies as bytes
+            )  # fmt: skip
             quantiser = exporters.OnnxRuntimeQuantizer(static, calibration_dataset=calibration)
         part = graph.components["model"]
         part.program = quantiser.quantize(part.program, dict(columns), graph.export_format)

@@ -579,7 +579,7 @@ _OPENVINO_LINES = (
     ("import onnxruntime\n", "import openvino\n"),
     (
         'onnxruntime.InferenceSession(FOLDER / "model.onnx")',
-        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU")',
+        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
     ),
     ("[one.name for one in GRAPH.get_inputs()]", "[one.get_any_name() for one in GRAPH.inputs]"),
     ("GRAPH.run(None, feed)", "[*GRAPH(feed).values()]"),

@@ -153,6 +153,7 @@ def _onnx_runtime(package: Any, path: Path) -> Callable[[Arrays], Arrays]:
 
 def _openvino(package: Any, path: Path) -> Callable[[Arrays], Arrays]:
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    settings |= {"INFERENCE_PRECISION_HINT": "f32"}  # its own choice is bf16, where the processor has that
     compiled = package.Core().compile_model(str(path), "CPU", settings)
 
     def compute(feed: Arrays) -> Arrays:
