@@ -19,6 +19,7 @@ COMMANDS = {
     "tune": "search settings by training, and keep the best model",
     "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
+    "export": "write a trained model for ONNX Runtime or OpenVINO, checked",
     **_DEMONSTRATE,
     "watch": "show how runs are going",
     "launch": "start a command on this machine's cores, once for each rank",
@@ -37,7 +38,7 @@ STOPPABLE = RESUMABLE | _DEMONSTRATE.keys()
 """The commands that a signal ends with a checkpoint."""
 TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
-ANSWERING = {*_ANSWER, "predict"}
+ANSWERING = {*_ANSWER, "predict", "export"}
 """The commands that read a text with a trained model."""
 WITHOUT_TORCH = {"launch", "k8s", "migrate", "watch", "report"}
 """The commands that do not import torch."""

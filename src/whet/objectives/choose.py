@@ -20,6 +20,7 @@ from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
 from whet.models.adapters import passed_on, unwrapped, why_not_inside
+from whet.models.exported import gives_spans
 from whet.models.known import verdict_on
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import PackedModel, prepare
@@ -150,7 +151,7 @@ def choose(
     transformers' eager or sdpa, batches are padded.
     """
     around = why_not_inside(model)
-    spans = collate is None and answers_questions(model) and around is None
+    spans = collate is None and (answers_questions(model) or gives_spans(model)) and around is None
     reads, why = None, around
     if not spans:
         from whet.objectives import heads

@@ -57,13 +57,19 @@ _UNFINISHED = ".merge.partial"
 
 
 def run_merge(adapter: str, output_dir: str, base: str | None, known: Iterable[heads.Head]) -> int:
-    """Run the command; return its exit code.
+    """Run the command; return its exit code. The arguments are those of `write_merged`."""
+    set_up()
+    base = write_merged(Path(adapter), Path(output_dir), base, known)
+    printing.show([f"{base} with the adapter of {adapter} is in {output_dir}"])
+    return 0
+
+
+def write_merged(folder: Path, output: Path, base: str | None, known: Iterable[heads.Head]) -> str:
+    """Write the model with the adapter of the folder folded in to a new folder; return the name of the model.
 
     `base` is the model that the adapter was trained on, None the one that it names; `known` are the heads of models
     whose adapters whet trains.
     """
-    set_up()
-    folder, output = Path(adapter), Path(output_dir)
     _require_empty(output)
     settings = settings_of(folder)
     base = base or base_of(settings, folder)
@@ -83,8 +89,7 @@ def run_merge(adapter: str, output_dir: str, base: str | None, known: Iterable[h
             shutil.copyfile(reading, staging / NAME)
 
     _write(output, fill)
-    printing.show([f"{base} with the adapter of {folder} is in {output}"])
-    return 0
+    return base
 
 
 def _write(output: Path, fill: Callable[[Path], None]) -> None:

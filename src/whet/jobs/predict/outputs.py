@@ -13,8 +13,9 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
-from whet.errors import StorageError, escape_controls
+from whet.errors import ConfigError, StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictArguments
+from whet.models.exported import ExportedModel
 from whet.store.write import disk_fix
 from whet.watch import files as output_files
 
@@ -31,11 +32,19 @@ def setting_of(asked: PredictArguments, known: Mapping[str, Any], name: str, usu
 def engine_of(asked: PredictArguments, model: Any, tokenizer: Any, **more: Any) -> Engine:
     """Return an engine that predicts with this model: without padding and with native operators if they can serve.
 
-    `more` goes into its RunSpec.
+    `more` goes into its RunSpec. An exported model computes in its own number format; ConfigError if another is asked.
     """
+    is_exported = isinstance(model, ExportedModel)
+    if is_exported and asked.precision == "bf16":
+        raise ConfigError(
+            what="the exported model computes in its own number format",
+            got=f"--precision bf16, and {asked.model} computes {model.described}",
+            why="the graph was written in it",
+            fix="leave --precision out, or name the folder that it was exported from",
+        )
     args = TrainingArguments(
         output_dir=str(Path(asked.output).parent),  # nothing is written there
-        precision=asked.precision,
+        precision="fp32" if is_exported else asked.precision,
         per_device_eval_batch_size=asked.per_device_eval_batch_size,
         report_to=("none",),
         disable_tqdm=True,
@@ -49,6 +58,8 @@ def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str
     padding = "with" if engine.objective.packed_model is None else "without"
     name = engine.evaluation_precision(()).name
     precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
+    if isinstance(engine.model, ExportedModel):
+        precision = engine.model.described
     write_lines(asked, entries, precision=precision, padding=padding)
 
 

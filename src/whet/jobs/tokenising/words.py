@@ -78,7 +78,7 @@ class WordRowMaker:
 
     def _make(self, sentences: Sequence[Sequence[str]]) -> Mapping[str, np.ndarray]:
         check_max_length(self.max_seq_length, self.tokenizer)
-        rust = _for_words(rust_tokenizer(self.tokenizer))
+        rust = with_spaces(rust_tokenizer(self.tokenizer))
         room = self._room(rust)
         side = self.tokenizer.truncation_side if self.doc_stride is None else "right"  # windows hold everything anyway
         rust.enable_truncation(self.max_seq_length, stride=self.doc_stride or 0, direction=side)
@@ -142,7 +142,7 @@ def _words_of(windows: Sequence[Encoding], room: int, shared: int) -> Iterator[l
         before = own
 
 
-def _for_words(rust: Tokenizer) -> Tokenizer:
+def with_spaces(rust: Tokenizer) -> Tokenizer:
     """Return the tokenizer with a space before each word, where its pieces show spaces (GPT-2, RoBERTa)."""
     settings = json.loads(rust.to_str())
     if _add_prefix_spaces(settings.get("pre_tokenizer")):

@@ -24,7 +24,7 @@ from whet import optional
 from whet.errors import ConfigError, Problem
 from whet.hardware import memory
 from whet.log import logger
-from whet.models import adapters, finite
+from whet.models import adapters, exported, finite
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
@@ -119,16 +119,18 @@ _PATTERN_S = 2.0
 
 
 def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
-    """Return the trained model with this head, and its tokenizer.
+    """Return the trained model with this head, and its tokenizer; of a folder that `whet export` wrote, that model.
 
     An adapter stays next to the weights of its model: `base`, or else the one that it names, if its weights are those
     of the training.
     """
-    if not _is_adapter(name):
+    if not is_adapter(name):
         if base is not None:
             raise _no_adapter(name, base)
         source = ModelSource(model=name, flag="--model")
         tokenizer = load_tokenizer(source)
+        if exported.about_folder(name) is not None:
+            return exported.load_exported(name, head), tokenizer
         return load_model(source, head, trained=True), tokenizer
     folder = Path(name)
     settings = settings_of(folder)
@@ -157,7 +159,7 @@ def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, An
     return wrapped.eval(), tokenizer
 
 
-def _is_adapter(name: str) -> bool:
+def is_adapter(name: str) -> bool:
     """Return whether this is the folder of an adapter."""
     return (Path(name) / ADAPTER).is_file()
 
@@ -167,7 +169,7 @@ def trained_head(name: str, known: Iterable[heads.Head]) -> tuple[heads.Head | N
 
     None: the model's head is unknown. Raises ConfigError for an adapter of another task than those of `known`.
     """
-    if _is_adapter(name):
+    if is_adapter(name):
         settings = settings_of(Path(name))
         return head_of_adapter(settings, Path(name), known), f"task_type {settings['task_type']}"
     architectures = load_config(ModelSource(model=name, flag="--model")).architectures

@@ -1,0 +1,337 @@
+"""`whet export`: exports compute what their models compute, are served without whet, and replace nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from saved_decoder import save_decoder
+from text_tasks import SAILING, examples, load_lines, save_encoder, topic_rows, words
+from tiny import FAMILIES, VOCABULARY, has_segments, tiny_config
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, ConfigError
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of these libraries are not whet's
+pytest.importorskip("onnxruntime", reason="needs onnxruntime: make test-libraries installs it")
+onnx = pytest.importorskip("onnx", reason="needs onnx: make test-libraries installs it")
+pytest.importorskip("onnxscript", reason="needs onnxscript: make test-libraries installs it")
+from whet.export import check, graph  # noqa: E402 - after the packages that it needs
+from whet.models import exported  # noqa: E402
+
+CLOSE = 1e-5
+"""Of a score or a logit of these tiny models: float32 rounding in another order; measured: below 1e-6."""
+HEADS = ("AutoModelForQuestionAnswering", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+COMMANDS = ("qa", "classify", "tag")
+SAYS = {"qa": "answer", "classify": "label", "tag": "tags"}
+"""What the script of a folder calls its answer."""
+TEN = ("albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta",
+       "xlm-roberta")  # fmt: skip
+BY_DAY = {("deberta-v2", HEADS[0]), ("modernbert", HEADS[1]), ("mpnet", HEADS[2])}
+"""Relative positions, windows of attention, a table of biases: what a trace of one size gets wrong most easily."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of a run for each task, that of classify with an adapter; long texts are read in windows."""
+    folder = tmp_path_factory.mktemp("trained")
+    save_encoder(folder / "encoder")
+    found = {}
+    for command in COMMANDS:
+        (folder / command).mkdir()
+        file = examples(command, folder / command)
+        options: dict[str, Any] = {"train_file": file, "validation_file": file, "max_steps": 20, "learning_rate": 2e-2}
+        options |= {"max_seq_length": 16, "doc_stride": 4} | ({"lora_r": 4} if command == "classify" else {})
+        line = words(command, folder / "encoder", folder / command / "out", "--do_train", "--do_eval", **options)
+        assert run(line) == 0
+        found[command] = folder / command / "out"
+    return found
+
+
+@pytest.fixture(scope="module")
+def exports(trained: dict[str, Path]) -> dict[str, Path]:
+    """The export of each of these folders to ONNX, next to it."""
+    for command in COMMANDS:
+        assert run(["export", str(trained[command]), "--to", "onnx"]) == 0
+    return {command: trained[command].with_name("out-onnx") for command in COMMANDS}
+
+
+def plain_copy(trained: Path, folder: Path) -> Path:
+    """Return a folder as whet.Trainer and transformers leave one: weights and a tokenizer."""
+    folder.mkdir()
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(trained / name, folder / name)
+    return folder
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Return whether two answers agree: numbers nearly, everything else exactly."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(close(found[name], wanted[name]) for name in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(close, found, wanted))
+    return abs(found - wanted) < CLOSE if isinstance(wanted, float) else found == wanted
+
+
+def predicted(model: Path, file: Path, output: Path) -> list[Any]:
+    assert run(["predict", str(model), "--file", str(file), "--output", str(output)]) == 0
+    return load_lines(output)
+
+
+def served(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return what the script of the folder answers, in a process in which whet, torch and transformers are missing."""
+    hidden = "import sys, runpy; sys.modules.update(dict.fromkeys(('whet', 'torch', 'transformers', 'onnx')));"
+    program = f"{hidden} runpy.run_path({str(folder / 'serve.py')!r}, run_name='__main__')"
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "export.json").read_text("utf-8"))["whet"]
+
+
+def asked_of(command: str, file: Path, answers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what the script is asked, and what `whet predict` has answered, in the script's words."""
+    if command == "classify":
+        return [{"text": row["text"]} for row in topic_rows()], [one["label"] for one in answers]
+    rows = load_lines(file)
+    if command == "tag":
+        return [{"tokens": one["tokens"]} for one in answers], [one["tags"] for one in answers]
+    asked = [{"question": row["question"], "context": row["context"]} for row in rows]
+    return asked, [one["answer"] for one in answers]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_export_answers_as_its_model_with_and_without_whet(
+    command: str, trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = exports[command]
+    found = about(folder)["check"]
+    assert found["logits_fp32"]["largest_difference"] < CLOSE
+    assert found["metric"]["exported"] == pytest.approx(found["metric"]["torch"], abs=CLOSE)
+    assert found["notes"] == []
+    names = {path.name for path in folder.iterdir()}
+    assert {"README.md", "config.json", "model.onnx", "serve.py", "tokenizer.json", "whet_task.json"} <= names
+    assert "rows/s" in (folder / "README.md").read_text("utf-8")
+    assert [path.name for path in folder.parent.glob(".*")] == []
+    file = examples(command, trained[command].parent)
+    wanted = predicted(trained[command], file, tmp_path / "wanted.jsonl")
+    answers = predicted(folder, file, tmp_path / "found.jsonl")
+    assert close(answers, wanted)
+    asked, said = asked_of(command, file, answers)
+    assert [one[SAYS[command]] for one in served(folder, asked)] == said
+
+
+def test_whet_ask_and_transformers_take_an_export(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text(". ".join(SAILING), "utf-8")
+    line = ["--context", str(tmp_path / "notes.txt"), "--question", "where lay the boat?"]
+    line += ["--max_seq_length", "32", "--doc_stride", "8"]
+    said = []
+    for model in (trained["qa"], exports["qa"]):
+        capsys.readouterr()
+        assert run(["ask", str(model), *line]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    ids = torch.ones(2, 7, dtype=torch.int64)
+    model = transformers.exporters.ExportedModel.from_pretrained(exports["qa"])
+    found = model(input_ids=ids, attention_mask=ids, token_type_ids=ids * 0)
+    assert found.start_logits.shape == (2, 7)
+
+
+def test_what_an_export_cannot_do_is_refused(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("a text", "utf-8")
+    ask = ["--context", str(tmp_path / "notes.txt"), "--question", "what?"]
+    predict = ["predict", str(exports["tag"]), "--file", str(examples("tag", tmp_path))]
+    for line, what in (
+        (["ask", str(exports["qa"]), "--base_model_name_or_path", "x", *ask], "would change nothing"),
+        (["ask", str(exports["tag"]), *ask], "the exported model has not learnt to answer questions"),
+        ([*predict, "--precision", "bf16"], "the exported model computes in its own number format"),
+        (["export", str(exports["qa"])], "the model is an export already"),
+    ):
+        capsys.readouterr()
+        assert run(line) == EXIT_BAD_CONFIG
+        assert what in capsys.readouterr().err
+    (exports["tag"] / "model.onnx").rename(exports["tag"] / "kept")
+    (exports["tag"] / "model.onnx").write_bytes(b"damaged")
+    assert run(predict) == EXIT_BAD_CONFIG
+    assert "the exported model cannot be opened" in capsys.readouterr().err
+    (exports["tag"] / "kept").replace(exports["tag"] / "model.onnx")
+
+
+def test_a_difference_above_the_limit_keeps_nothing_and_leaves_an_earlier_export(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "served"
+    shutil.copytree(exports["tag"], folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    line = ["export", str(trained["tag"]), "--output_dir", str(folder), "--max_difference", "1e-30"]
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "the export does not compute what the model computes" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_a_folder_without_data_is_exported_and_says_what_is_not_measured(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = plain_copy(trained["tag"], tmp_path / "model")
+    assert run(["export", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert "no metric was compared" in shown
+    assert "made-up texts were compared" in shown
+    assert "metric" not in about(tmp_path / "model-onnx")["check"]
+    assert run(["export", str(model), "--text_pair_column_names", "b"]) == EXIT_BAD_CONFIG
+    assert "text_pair_column_names would change nothing here" in capsys.readouterr().err
+    assert run(["export", str(model), "--int8", "--int8_activations", "static"]) == EXIT_BAD_CONFIG
+    assert "name a file in --train_file" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model-onnx"]
+
+
+def test_what_cannot_be_exported_is_refused_before_any_work(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(trained["qa"])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    save_decoder(tmp_path / "decoder")
+
+    def refused(*line: str) -> str:
+        capsys.readouterr()
+        assert run(["export", *line]) == EXIT_BAD_CONFIG
+        return capsys.readouterr().err
+
+    assert "the folder of the export holds something else" in refused(model, "--output_dir", str(tmp_path / "full"))
+    assert "output_dir is the folder of the model" in refused(model, "--output_dir", model)
+    assert "gguf holds language models" in refused(model, "--to", "gguf")
+    assert "convert_hf_to_gguf.py" in refused(str(tmp_path / "decoder"), "--to", "gguf")
+    assert "language models are not exported to this format" in refused(str(tmp_path / "decoder"))
+    assert "--int8_activations" in refused(model, "--int8_activations", "static")
+    assert "base_model_name_or_path would change nothing" in refused(model, "--base_model_name_or_path", "x")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "run: pip install 'whet-train[onnx]'" in refused(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decoder", "full"]
+
+
+# ---- int8, and another runtime ----
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_int8_multiplies_bytes_and_says_what_it_costs(
+    activations: str, trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "served", examples("tag", tmp_path)
+    model = plain_copy(trained["tag"], tmp_path / "model")
+    line = ["export", str(model), "--int8", "--int8_activations", activations, "--output_dir", str(folder)]
+    line += ["--validation_file", str(file), "--max_eval_samples", "6", "--max_metric_drop", "100"]
+    assert run([*line, *(["--train_file", str(file)] if activations == "static" else [])]) == 0
+    assert "of the largest logits are the same" in capsys.readouterr().out
+    found = about(folder)
+    assert found["precision"] == "int8"
+    assert found["check"]["int8"]["activations"] == activations
+    assert found["check"]["logits_fp32"]["largest_difference"] < CLOSE
+    assert found["check"]["logits_int8"]["largest_difference"] > 100 * CLOSE
+    assert found["check"]["metric"]["examples"] == 6
+    program = onnx.load(folder / "model.onnx", load_external_data=False)
+    weights = {one.name for one in program.graph.initializer if one.data_type == onnx.TensorProto.INT8}
+    products = {name for node in program.graph.node for name in node.input} & weights
+    assert len(products) >= 2 * 6, "of two blocks: queries, keys, values, output, and the two of the inner layer"
+    assert len(predicted(folder, file, tmp_path / "found.jsonl")) == len(load_lines(file))
+    assert "int8 by ONNX Runtime" in capsys.readouterr().out
+
+
+def test_int8_that_costs_too_much_fails() -> None:
+    def metric(points: float) -> check.Metric:
+        return check.Metric("f1", 100, "dev.json", torch=80.0, exported=80.0 - points, drop_points=points)
+
+    metric(0.5).require_kept(0.5, "")
+    metric(-3.0).require_kept(0.0, "")
+    for points in (0.51, float("nan")):
+        with pytest.raises(ConfigError, match="the int8 export loses"):
+            metric(points).require_kept(0.5, "try another way")
+
+
+@pytest.mark.parametrize("command", ["qa", pytest.param("classify", marks=pytest.mark.night),
+                                     pytest.param("tag", marks=pytest.mark.night)])  # fmt: skip
+def test_openvino_answers_as_the_model(command: str, trained: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="needs openvino: make test-libraries installs it")
+    folder = tmp_path / "served"
+    line = ["export", str(trained[command]), "--to", "openvino", "--output_dir", str(folder)]
+    assert run(line) == 0
+    assert about(folder)["check"]["logits_fp32"]["largest_difference"] < CLOSE
+    file = examples(command, tmp_path)
+    answers = predicted(folder, file, tmp_path / "found.jsonl")
+    assert close(answers, predicted(trained[command], file, tmp_path / "wanted.jsonl"))
+    asked, said = asked_of(command, file, answers)
+    assert [one[SAYS[command]] for one in served(folder, asked)] == said
+    pytest.importorskip("nncf", reason="needs nncf: make test-libraries installs it")
+    assert run([*line, "--int8", "--max_metric_drop", "100"]) == 0
+    assert about(folder)["precision"] == "int8"
+    assert sys.modules.get("openvino_telemetry") is None, "nothing is reported to the makers of the packages"
+
+
+# ---- families ----
+
+
+def columns(family: str, n_rows: int, length: int, full: int | None = None) -> dict[str, Tensor]:
+    """Return a padded batch of random tokens."""
+    numbers = np.random.default_rng(n_rows * 100 + length)
+    config = tiny_config(family)
+    width = full or length
+    n_tokens = np.maximum(1, length - np.arange(n_rows) * 2)
+    mask = (np.arange(width) < n_tokens[:, None]).astype(np.int64)
+    ids = np.where(mask, numbers.integers(10, VOCABULARY - 2, (n_rows, width)), config.pad_token_id or 0)
+    found = {"input_ids": ids, "attention_mask": mask}
+    if has_segments(family):
+        found["token_type_ids"] = (np.arange(width) > width // 2).astype(np.int64) * mask
+    return {name: torch.from_numpy(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        pytest.param(family, head, marks=() if (family, head) in BY_DAY else pytest.mark.night)
+        for family in TEN
+        for head in HEADS
+    ],
+)
+def test_each_family_and_head_computes_the_same_for_any_batch(family: str, head: str, tmp_path: Path) -> None:
+    assert family in FAMILIES
+    torch.manual_seed(0)
+    model = getattr(transformers, head).from_config(tiny_config(family)).eval()
+    made = graph.traced(model, columns(family, 3, 9), "onnx")
+    graph.save(made, tmp_path)
+    about = {"format": "onnx", "precision": "fp32", "head": head, "inputs": [*columns(family, 3, 9)]}
+    other = exported.ExportedModel(model.config, about, exported.runtime(tmp_path, "onnx"))
+
+    def pad(rows: Sequence[int], full: int | None = None) -> dict[str, Tensor]:
+        return columns(family, len(rows), max(rows), full)
+
+    def logits(of: Any) -> check.Forward:
+        def forward(given: check.Columns) -> Mapping[str, Any]:
+            with torch.inference_mode():
+                return {name: value for name, value in of(**given).items() if name.endswith("logits")}
+
+        return forward
+
+    lengths = [1 + place % 60 for place in range(0, 150, 3)]
+    by_token = head != HEADS[1]
+    found = check.compared(lengths, pad, 70, logits(model), logits(other), by_token=by_token)
+    print(f"{family} {head}: {found.largest_difference:.1e}")
+    assert found.largest_difference < CLOSE
+    assert found.longest_tokens == 70
