@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": "write the predictions of a trained model for a file",
     **_DEMONSTRATE,
     "watch": "show how runs are going",
+    "run": "run an unmodified script of another library at whet's speed",
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "migrate": "turn a command line of other programs into whet's",
@@ -38,7 +39,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s", "migrate", "watch", "report"}
+WITHOUT_TORCH = {"run", "launch", "k8s", "migrate", "watch", "report"}
 """The commands that do not import torch."""
 
 
