@@ -24,7 +24,7 @@ COMMAND = Command(
     rest_needs_dashes=False,
     examples=(
         "whet run run_qa.py --model_name_or_path bert-base-uncased --dataset_name squad --do_train --output_dir out",
-        "whet run -m package.train --epochs 3",
+        "whet run -m package.train --num_train_epochs 3",
         "whet run -- torchrun --nproc_per_node 2 train.py",
     ),
     parts=(RunArguments,),
