@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,16 @@ from typing import Any
 import pytest
 
 from whet.run import reports
-from whet.run.changing import N_TIMED, N_UNCHANGED, N_WARM_UP
+from whet.run.changing import N_JUDGED, N_TIMED, N_UNCHANGED, N_WARM_UP
 
 TOLERANCE = 1e-4
 """Relative, of a loss: sums run in another order without padding, and a step of AdamW carries that on."""
 N_STEPS = N_UNCHANGED + N_WARM_UP + 3
-_INSTALLED = "from whet.run import entry_points\nentry_points.install()\n"
+_INSTALLED = """
+from whet.run import changing, entry_points
+entry_points.install()
+changing.LEAST_GAIN = LEAST_GAIN
+"""
 _MODEL = """
 import json, sys
 import torch
@@ -81,11 +86,15 @@ print(json.dumps(found))
 """
 
 
-def script(tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool) -> tuple[Any, list[reports.Report]]:
+def script(
+    tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool, least_gain: float = 0.0
+) -> tuple[Any, list[reports.Report]]:
     """Return what a script of N steps prints last, and what was reported; `run`: with the entry points replaced."""
     folder = tmp_path / ("run" if run else "plain")
     (folder / "reports").mkdir(parents=True)
-    (folder / "train.py").write_text(f"{_INSTALLED if run else ''}N = {n_steps}\n{_MODEL}{text}", "utf-8")
+    (folder / "train.py").write_text(
+        f"LEAST_GAIN, N = {least_gain}, {n_steps}\n{_INSTALLED if run else ''}{_MODEL}{text}", "utf-8"
+    )
     variables = {**os.environ, "WHET_RUN_REPORTS": str(folder / "reports"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
@@ -120,6 +129,17 @@ def test_trainer_has_the_losses_of_the_script(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "run" / "saved").iterdir()} == {
         path.name for path in (tmp_path / "plain" / "saved").iterdir()
     }
+
+
+def test_model_that_became_slower_is_put_back(tmp_path: Path) -> None:
+    n_steps = N_UNCHANGED + N_WARM_UP + N_JUDGED + 2
+    text = _LOOP.replace("60_000", "200")
+    plain, _ = script(tmp_path, text, n_steps, run=False)
+    run, (report,) = script(tmp_path, text, n_steps, run=True, least_gain=1e9)
+    for one, other in zip(run, plain, strict=True):
+        assert one == pytest.approx(other, rel=TOLERANCE)
+    assert report.models[0].changed is None
+    assert re.fullmatch(r"steps took longer: .* times as fast, so it was put back", str(report.models[0].left))
 
 
 def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path) -> None:

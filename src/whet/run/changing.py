@@ -41,6 +41,10 @@ N_UNCHANGED = 2
 """Optimizer steps that run as the script has them. The first also warms the process up, so one would flatter."""
 N_WARM_UP = 1
 """Steps of a changed model that are not timed: its operators run for the first time."""
+N_JUDGED = 20
+"""Steps after which a model that has become slower is put back to what it was: tiny ones may."""
+LEAST_GAIN = 0.97
+"""How many times as fast a changed model has to be by then; less is no noise."""
 N_TIMED = 40
 """Steps of a changed model that are timed; after them, this module has no hook in the model any more."""
 _RANKS = "several ranks train it"
@@ -197,23 +201,35 @@ class _Watch:
             self._n_steps = 1
             self.decide()
             return
-        if self._began is None or not self.is_timing:
+        if not self.is_timing:
             return
-        seconds, self._began = _now() - self._began, None
-        per_place = seconds / max(self._places, 1)
         self._n_steps += 1
+        if self._began is not None:
+            self._note(_now() - self._began)
+            self._began = None
+        if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
+            self._change(holder)
+        if len(self._seconds) == N_JUDGED and (gain := self.report.gain) is not None and gain < LEAST_GAIN:
+            self.stop()
+            restore(self._holder())
+            self.report.changed, self.report.left = (
+                None,
+                f"steps took longer: {gain:.2f} times as fast, so it was put back",
+            )
+        if self._n_steps == N_UNCHANGED + N_WARM_UP + N_TIMED:
+            self.stop()
+
+    def _note(self, seconds: float) -> None:
+        """Keep the time of a step."""
+        per_place = seconds / max(self._places, 1)
         if self._n_steps <= N_UNCHANGED:
             before = self.report.before or reports.Timed(seconds, per_place, 0)
             least = min((before.seconds_per_place, before.seconds), (per_place, seconds))
             self.report.before = reports.Timed(least[1], least[0], before.n_steps + 1)
-        if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
-            self._change(holder)
-        if self._n_steps > N_UNCHANGED + N_WARM_UP:
+        elif self._n_steps > N_UNCHANGED + N_WARM_UP:
             self._seconds.append((seconds, per_place))
             in_all, each = (statistics.median(values) for values in zip(*self._seconds, strict=True))
             self.report.after = reports.Timed(in_all, each, len(self._seconds))
-        if len(self._seconds) == N_TIMED:
-            self.stop()
 
     def stop(self) -> None:
         """Time no more steps."""
@@ -238,7 +254,7 @@ class _Called:
         self._watch = watch
 
     def __call__(self, model: nn.Module, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        if self._watch is not None and model.training:
+        if self._watch is not None and (model.training or torch.is_grad_enabled()):
             self._watch.begin(_n_places([named.get("input_ids"), *given, *named.values()]))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -42,6 +42,13 @@ class ModelReport:
     before: Timed | None = None
     after: Timed | None = None
 
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast a step has become, per place; None: that is not known."""
+        if self.before is None or self.after is None:
+            return None
+        return self.before.seconds_per_place / self.after.seconds_per_place
+
 
 @dataclass
 class Report:
@@ -100,12 +107,11 @@ def _speed(model: ModelReport) -> str:
     if before is None or after is None:
         why = model.untimed or "too few steps"
         return f"{model.name}: no speed was measured ({why})"
-    ratio = before.seconds_per_place / after.seconds_per_place
     unit = "update" if model.by == "spaCy" else "step"
     per = "word" if model.by == "spaCy" else "place of the batch"
     which = f"the faster of the first {before.n_steps} {unit}s" if before.n_steps > 1 else f"{unit} 2"
     return (
-        f"{model.name}: {ratio:.2f} times as fast per {per}: {fine_duration(after.seconds)} a {unit} (median of "
+        f"{model.name}: {model.gain:.2f} times as fast per {per}: {fine_duration(after.seconds)} a {unit} (median of "
         f"{after.n_steps}), and {fine_duration(before.seconds)} when it ran unchanged ({which})"
     )
 
