@@ -6,7 +6,8 @@
 
 The scripts are those of the libraries' repositories, unmodified, with the arguments of their guides; they load local
 files (local_files.py). Each runs with WHET_RUN=off and on, by turns. Without dropout, the losses of each step are
-compared; with dropout 0.1, the median time between the ends of two steps, from step 4 on. results.json keeps all.
+compared; with dropout 0.1, the median time between the ends of two steps, from step 4 on, and the processor time, which
+tells more on a machine that is not idle. results.json keeps all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from machine import facts
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-N_STEPS = {"losses": 10, "speed": 14}
+N_STEPS = {"losses": 8, "speed": 10}
 FIRST_TIMED = 3
 """Of the gaps between steps: those before have a step that `whet run` leaves unchanged, or the first one after it."""
 _FILES = "--train_file {kind}_train.{ext} --validation_file {kind}_dev.{ext}"
@@ -117,9 +118,9 @@ def once(job: Job, script: Path, folder: Path, *, whet: bool, n_steps: int, thre
     if done.returncode or not clock.exists():
         return {"failed": done.stderr.strip().splitlines()[-3:]}
     found = json.loads(clock.read_text("utf-8"))
-    ends = found.pop("step_ends_s")
+    ends = {name: found.pop(f"{name}_ends_s") for name in ("step", "processor")}
     said = [line for line in done.stderr.splitlines() if line.startswith("whet run: ")]
-    return found | {"step_s": [b - a for a, b in pairwise(ends)], "said": said}
+    return found | {f"{name}_s": [b - a for a, b in pairwise(one)] for name, one in ends.items()} | {"said": said}
 
 
 def measured(job: Job, script: Path, folders: dict[str, Path], asked: argparse.Namespace) -> dict[str, Any]:
@@ -139,17 +140,21 @@ def measured(job: Job, script: Path, folders: dict[str, Path], asked: argparse.N
 def row(job: Job, found: dict[str, Any]) -> str:
     """Return the line of the table about a script."""
     if "failed" in found:
-        return f"| {job.name} | fails with WHET_RUN={found['side']}: {found['failed'][-1]} | | | |"
+        return f"| {job.name} | fails with WHET_RUN={found['side']}: {found['failed'][-1]} | | |"
     off, on = (found["losses"][side][0]["losses"] for side in ("off", "on"))
     gap = max(abs(a - b) / abs(a) for a, b in zip(off, on, strict=True))
-    if "speed" not in found:
-        return f"| {job.name} | | | | {gap:.1e} |"
+    cells = [_compared(found, name) for name in ("step_s", "processor_s")] if "speed" in found else ["", ""]
+    return f"| {job.name} | {' | '.join(cells)} | {gap:.1e} |"
+
+
+def _compared(found: dict[str, Any], name: str) -> str:
+    """Return the medians of all rounds, without and with whet, and their ratio with its range."""
     pairs = zip(found["speed"]["off"], found["speed"]["on"], strict=True)
-    medians = [[statistics.median(one["step_s"][FIRST_TIMED:]) for one in pair] for pair in pairs]
+    medians = [[statistics.median(one[name][FIRST_TIMED:]) for one in pair] for pair in pairs]
     ratios = [a / b for a, b in medians]
     plain, changed = (statistics.median(one) for one in zip(*medians, strict=True))
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"| {job.name} | {plain:.3f} | {changed:.3f} | {statistics.median(ratios):.2f} ({spread}) | {gap:.1e} |"
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{plain:.3f} to {changed:.3f}: {statistics.median(ratios):.2f}{spread}"
 
 
 def main() -> None:
@@ -163,18 +168,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS of both sides; default: theirs")
     asked = parser.parse_args()
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"jobs": {}}
-    print("| script | s a step | with whet run | times as fast | largest difference of a loss |\n|---|---|---|---|---|")
+    print("| script | s a step, without to with: ratio | s of processor time | largest difference of a loss |")
+    print("|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="bench-run-") as home:
         folders = {"losses": Path(home, "without"), "speed": Path(home, "with")}
         for kind, rate in (("losses", 0.0), ("speed", 0.1)):
             local_files.write(folders[kind], asked.data, dropout=rate)
-        for job in [one for one in JOBS if one.name in asked.jobs]:
+        for job in sorted((one for one in JOBS if one.name in asked.jobs), key=lambda one: asked.jobs.index(one.name)):
             script = vars(asked)[job.library.replace("-", "_")] / job.script
             found = measured(job, script.resolve(), folders, asked)
             print(row(job, found), flush=True)
-            results["jobs"][job.name] = found
-    if asked.rounds:
-        RESULTS.write_text(json.dumps({**results, "machine": facts()}, indent=1) + "\n", "utf-8")
+            if asked.rounds:
+                results["jobs"][job.name] = found
+                results["machine"] = {**facts(), "threads": asked.threads}
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-4
 def without_whet(script: str) -> str:
     """Return an example as it would be without whet."""
     text = (_ROOT / "examples" / f"{script}.py").read_text("utf-8")
-    text = re.sub(r"^\"\"\".*", '"""A script."""', text)
+    text = re.sub(r"^\"\"\".*", '"""A script."""\nimport torch; torch.manual_seed(0)', text)
     text = re.sub(r"^(import whet|whet\.optimize\(\w+\).*)\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"whet\.optimize\((.*)\)$", r"\1", text, flags=re.MULTILINE)
     return text.replace("Path(__file__).parent", f"Path({str(_ROOT / 'examples')!r})")

@@ -16,7 +16,7 @@ if os.environ.get("STEP_CLOCK"):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     _backward = torch.Tensor.backward
-    _found = {"losses": [], "step_ends_s": []}
+    _found = {"losses": [], "step_ends_s": [], "processor_ends_s": []}
 
     def _note_loss(self, *given, **named):
         _found["losses"].append(self.item())
@@ -24,6 +24,7 @@ if os.environ.get("STEP_CLOCK"):
 
     def _note_time(*_):
         _found["step_ends_s"].append(time.perf_counter())
+        _found["processor_ends_s"].append(time.process_time())
         Path(os.environ["STEP_CLOCK"]).write_text(json.dumps(_found), "utf-8")
         if len(_found["step_ends_s"]) == int(os.environ["STEP_CLOCK_STEPS"]):
             raise SystemExit(0)

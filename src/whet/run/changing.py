@@ -170,7 +170,7 @@ class _Watch:
             optimize(holder, last_block_tokens=tokens)
             if any(map(_reads_padding, locate.encoders_in(holder))):  # the script's loss is to be its own
                 optimize(holder, last_block_tokens=tokens, padding="all")
-            if torch.get_default_device().type == "cpu" and not torch.cuda.is_available():
+            if not torch.cuda.is_available():
                 allocator.keep_freed_memory()
         finally:
             logger.setLevel(level)
