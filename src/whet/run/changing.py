@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -119,10 +119,11 @@ class _Watch:
         self._is_module = isinstance(holder, nn.Module)
         self._decided = False
         self._handles: list[Any] = []
-        self._began: float | None = None
+        self._began: tuple[float, float] | None = None
+        """When the step began, and the processor time until then."""
         self._places = self._n_steps = 0
-        self._seconds: list[tuple[float, float]] = []
-        """Of each step that was timed after the change: in all, and per place."""
+        self._timed: list[reports.Timed] = []
+        """Each step that was timed after the change."""
         self.by, self.trains = by, trains
         self.is_timing = trains and why_untimed is None
         self.report = reports.ModelReport(
@@ -188,7 +189,7 @@ class _Watch:
     def begin(self, n_places: int) -> None:
         """Note a call of the model with a batch of this many places; the first one begins a step."""
         if self._began is None:
-            self._began, self._places = _now(), 0
+            self._began, self._places = _now_s(), 0
         self._places += n_places
 
     def forget_begin(self) -> None:
@@ -205,31 +206,28 @@ class _Watch:
             return
         self._n_steps += 1
         if self._began is not None:
-            self._note(_now() - self._began)
-            self._began = None
+            seconds, processor_seconds = (now - then for now, then in zip(_now_s(), self._began, strict=True))
+            places, self._began = max(self._places, 1), None
+            self._note(reports.Timed(seconds, seconds / places, processor_seconds / places, 1))
         if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
             self._change(holder)
-        if len(self._seconds) == N_JUDGED and (gain := self.report.gain) is not None and gain < LEAST_GAIN:
+        if len(self._timed) == N_JUDGED and self.report.is_slower(LEAST_GAIN):
             self.stop()
             restore(self._holder())
-            self.report.changed, self.report.left = (
-                None,
-                f"steps took longer: {gain:.2f} times as fast, so it was put back",
-            )
+            why = f"steps took longer: {self.report.gain:.2f} times as fast, so it was put back"
+            self.report.changed, self.report.left = None, why
         if self._n_steps == N_UNCHANGED + N_WARM_UP + N_TIMED:
             self.stop()
 
-    def _note(self, seconds: float) -> None:
-        """Keep the time of a step."""
-        per_place = seconds / max(self._places, 1)
+    def _note(self, step: reports.Timed) -> None:
+        """Keep what a step took."""
         if self._n_steps <= N_UNCHANGED:
-            before = self.report.before or reports.Timed(seconds, per_place, 0)
-            least = min((before.seconds_per_place, before.seconds), (per_place, seconds))
-            self.report.before = reports.Timed(least[1], least[0], before.n_steps + 1)
+            before = self.report.before
+            faster = step if before is None or step.seconds_per_place < before.seconds_per_place else before
+            self.report.before = replace(faster, n_steps=1 if before is None else before.n_steps + 1)
         elif self._n_steps > N_UNCHANGED + N_WARM_UP:
-            self._seconds.append((seconds, per_place))
-            in_all, each = (statistics.median(values) for values in zip(*self._seconds, strict=True))
-            self.report.after = reports.Timed(in_all, each, len(self._seconds))
+            self._timed.append(step)
+            self.report.after = reports.median(self._timed)
 
     def stop(self) -> None:
         """Time no more steps."""
@@ -272,7 +270,7 @@ def _take(model: Any, by: str, *, trains: bool, why_untimed: str | None, is_comp
     `is_complete`: its modules are all there. Otherwise it is looked at after the first step.
     """
     watch = _watches.get(model)
-    if watch is not None and watch.report.left is None and (watch.trains or not trains):
+    if watch is not None and (watch.report.left is not None or watch.trains or not trains):
         if by != "spaCy":
             watch.forget_begin()
         return watch
@@ -326,10 +324,11 @@ def _n_places(values: Sequence[Any]) -> int:
     return first.numel() if not first.is_floating_point() else first.shape[0] * first.shape[1]
 
 
-def _now() -> float:
+def _now_s() -> tuple[float, float]:
+    """Return the time, and the processor time of this process, both in seconds."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    return time.perf_counter()
+    return time.perf_counter(), time.process_time()
 
 
 class _Notes(logging.Handler):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 from whet.console import fine_duration, plural
@@ -23,7 +24,15 @@ class Timed:
     seconds: float
     seconds_per_place: float
     """A place is one of the padded batch, a token or padding; of spaCy's batches, a word."""
+    processor_seconds_per_place: float
+    """Of all threads: what others do on the machine hardly counts in it."""
     n_steps: int
+
+
+def median(steps: Sequence[Timed]) -> Timed:
+    """Return what a step takes by the medians of these."""
+    values = (statistics.median(value) for value in zip(*(astuple(one)[:-1] for one in steps), strict=True))
+    return Timed(*values, n_steps=len(steps))
 
 
 @dataclass
@@ -48,6 +57,14 @@ class ModelReport:
         if self.before is None or self.after is None:
             return None
         return self.before.seconds_per_place / self.after.seconds_per_place
+
+    def is_slower(self, least_gain: float) -> bool:
+        """Return whether a step has gained less than this, by the time and by the time of the processor."""
+        before, after = self.before, self.after
+        if before is None or after is None:
+            return False
+        by_processor = before.processor_seconds_per_place / max(after.processor_seconds_per_place, 1e-12)
+        return max(before.seconds_per_place / after.seconds_per_place, by_processor) < least_gain
 
 
 @dataclass
