@@ -34,6 +34,16 @@ class Equal(evaluate.Metric):
     def _compute(self, predictions, references):
         return {"accuracy": sum(map(str.__eq__, predictions, references)) / len(references)}
 '''
+_CONFIGURATION = """---
+configs:
+- config_name: triplet
+  data_files:
+  - split: train
+    path: train.json
+  - split: dev
+    path: dev.json
+---
+"""
 _METRICS = ("accuracy", "glue", "seqeval", "squad")
 
 
@@ -74,8 +84,7 @@ def _write_models(folder: Path, dropout: float) -> None:
     tokenizer = AutoTokenizer.from_pretrained(_MINILM)
     for one in (model, tokenizer):
         one.save_pretrained(folder / ENCODER)
-    for name in ("distilroberta-base", "distilbert-base-uncased"):  # which scripts name, and cannot be given another
-        shutil.copytree(folder / ENCODER, folder / name)
+    shutil.copytree(folder / ENCODER, folder / "distilbert" / "distilroberta-base")  # a script takes no other name
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=512, n_embd=384, n_layer=6, n_head=12, resid_pdrop=dropout,
         embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=101, eos_token_id=102,
@@ -104,6 +113,7 @@ def _write_pairs(folder: Path, questions: list[dict[str, Any]]) -> None:
     for split, rows in (("train", scored), ("validation", scored[:100]), ("test", scored[100:200])):
         _lines(folder / "stsb" / f"{split}.json", rows)
     triplets = [{"anchor": a, "positive": b, "negative": c} for (a, b), (_, c) in zip(sentences, other, strict=True)]
+    _put(folder / "all-nli" / "README.md", _CONFIGURATION)
     _lines(folder / "all-nli" / "train.json", islice(_again(triplets), 10_000))
     _lines(folder / "all-nli" / "dev.json", islice(_again(triplets), 1_000))
 

@@ -121,7 +121,9 @@ class _Watch:
         self._handles: list[Any] = []
         self._began: tuple[float, float] | None = None
         """When the step began, and the processor time until then."""
-        self._places = self._n_steps = 0
+        self._places = [0, 0]
+        """Of the batches in calls of encoders, and of the holder: libraries may call either without its hooks."""
+        self._n_steps = 0
         self._timed: list[reports.Timed] = []
         """Each step that was timed after the change."""
         self.by, self.trains = by, trains
@@ -137,12 +139,16 @@ class _Watch:
         try:
             yield
         except Exception as error:
-            self.stop()
-            self._decided = True
-            with suppress(Exception):
-                restore(self._holder())
-            self.report.changed, self.report.left = None, _in_words(error)
+            self.give_up(error)
         _write()
+
+    def give_up(self, error: Exception) -> None:
+        """Leave the model as the script has it."""
+        self.stop()
+        self._decided = True
+        with suppress(Exception):
+            restore(self._holder())
+        self.report.changed, self.report.left = None, _in_words(error)
 
     def decide(self) -> None:
         """Change the model, or say why not; if its steps are to be timed, it is then put back to what it was."""
@@ -183,14 +189,17 @@ class _Watch:
 
     def _listen(self, holder: Any) -> None:
         if self._is_module:
-            for encoder in locate.encoders_in(holder):
-                self._handles.append(encoder.model.register_forward_pre_hook(_Called(self), with_kwargs=True))
+            encoders = [encoder.model for encoder in locate.encoders_in(holder)]
+            outer = [] if holder in encoders else [holder]
+            for level, modules in enumerate((encoders, outer)):
+                hook = _Called(self, level)
+                self._handles += [one.register_forward_pre_hook(hook, with_kwargs=True) for one in modules]
 
-    def begin(self, n_places: int) -> None:
+    def begin(self, n_places: int, level: int = 0) -> None:
         """Note a call of the model with a batch of this many places; the first one begins a step."""
         if self._began is None:
-            self._began, self._places = _now_s(), 0
-        self._places += n_places
+            self._began, self._places = _now_s(), [0, 0]
+        self._places[level] += n_places
 
     def forget_begin(self) -> None:
         """Forget a step that has begun: it failed, and the loop begins again."""
@@ -207,7 +216,7 @@ class _Watch:
         self._n_steps += 1
         if self._began is not None:
             seconds, processor_seconds = (now - then for now, then in zip(_now_s(), self._began, strict=True))
-            places, self._began = max(self._places, 1), None
+            places, self._began = self._places[0] or self._places[1] or 1, None
             self._note(reports.Timed(seconds, seconds / places, processor_seconds / places, 1))
         if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
             self._change(holder)
@@ -248,12 +257,16 @@ class _Watch:
 class _Called:
     """The hook of a model whose steps are timed. A copy of the model has one that does nothing."""
 
-    def __init__(self, watch: _Watch | None = None) -> None:
-        self._watch = watch
+    def __init__(self, watch: _Watch | None = None, level: int = 0) -> None:
+        self._watch, self._level = watch, level
 
     def __call__(self, model: nn.Module, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self._watch is not None and (model.training or torch.is_grad_enabled()):
-            self._watch.begin(_n_places([named.get("input_ids"), *given, *named.values()]))
+            try:
+                inner = [value for one in given if isinstance(one, Mapping) for value in one.values()]
+                self._watch.begin(_n_places([named.get("input_ids"), *given, *inner, *named.values()]), self._level)
+            except Exception as error:  # a batch of a kind that nobody thought of
+                self._watch.give_up(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Called, ()
