@@ -11,7 +11,7 @@ from terminal import on_terminal
 from whet.console import folded_message
 
 _WORDS = ["qa", "--model_name_or_path", "m", "--dataset_name", "squad", "--do_train", "--eval_strategy", "steps",
-          "--save_strategy", "no", "--load_best_model_at_end", "--output_dir", "out", "--push_to_hub"]  # fmt: skip
+          "--save_strategy", "no", "--load_best_model_at_end", "--output_dir", "out", "--past_index", "2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -200,8 +200,8 @@ def test_ask_reports_everything_that_is_missing() -> None:
 
 
 def test_refused_fields_can_be_switched_off_in_every_form(tmp_path: Path) -> None:
-    path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, neftune_noise_alpha=None)
-    flags = ["--no_use_cache", "--save_safetensors", "--fp16_full_eval", "false", "--hub_model_id", "null"]
+    path = _write(tmp_path / "run.yaml", past_index=-1, eval_delay=0, neftune_noise_alpha=None)
+    flags = ["--no_use_cache", "--save_safetensors", "--fp16_full_eval", "false"]
     loaded = load(QA, ["--config", path, *flags, "--eval_delay", "0", *_WORK])
     assert loaded.settings == load(QA, _WORK).settings
     assert not loaded.notes
@@ -210,11 +210,10 @@ def test_refused_fields_can_be_switched_off_in_every_form(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--push_to_hub"], "push_to_hub"),
-        (["--push_to_hub", "true"], "push_to_hub"),
         (["--batch_eval_metrics"], "batch_eval_metrics"),
+        (["--batch_eval_metrics", "true"], "batch_eval_metrics"),
         (["--past_index", "2"], "past_index"),
-        (["--hub_model_id", "me/mine"], "hub_model_id"),
+        (["--push_to_hub_organization", "me"], "push_to_hub_organization"),
     ],
 )
 def test_refused_fields_stay_refused_when_switched_on(words: list[str], name: str) -> None:

@@ -69,6 +69,8 @@ _TRAINING = {
     "interval_is_a_time": {"save_strategy": "time", "save_interval_s": 0.0},
     "allowed_changes_are_known": {"resume_allow_changes": ("output_dir",)},
     "some_saves_to_delay": {"save_async": True, "save_strategy": "no"},
+    "settings_of_an_upload": {"hub_model_id": "me/mine"},
+    "some_model_to_upload": {"push_to_hub": True},
 }
 _GOOD_QA = {"model_name_or_path": "m", "dataset_name": "squad"}
 _QA = {

@@ -338,6 +338,14 @@ def test_optimizers_train_and_resume(optim: str, tmp_path: Path) -> None:
     assert {group["weight_decay"] for group in groups} == {0.0}
 
 
+def test_trainer_may_stand_in_transformers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that says transformers.Trainer gets whet's once it is put there."""
+    monkeypatch.setattr(transformers, "Trainer", whet.Trainer)
+    trainer = transformers.Trainer(classifier(), arguments(tmp_path, optim="adamw_torch"), pad, rows())
+    assert math.isfinite(trainer.train().training_loss)
+    assert type(trainer.optimizer.optimizer) is torch.optim.AdamW
+
+
 def test_notebook_shows_transformers_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython", reason="needs IPython, which draws the table")
     from transformers.utils.notebook import NotebookProgressCallback

@@ -15,6 +15,7 @@ from whet.cli.main import run
 from whet.engine.engine import Engine
 from whet.engine.loop import TrainingLoop
 from whet.errors import EXIT_STOPPED_AND_SAVED
+from whet.jobs import model_card
 from whet.store.save import Saver
 from whet.tasks.lm.job import LmJudge
 from whet.watch import stop
@@ -27,7 +28,7 @@ STAGES = {
     "in a later step": (TrainingLoop, "take_step", 3),
     "in an evaluation of the training": (Engine, "evaluate", 1),
     "in a save": (Saver, "save", 1),
-    TRAINED: (Engine, "create_model_card", 1),
+    TRAINED: (model_card, "write", 1),
     LAST: (LmJudge, "judge", 1),
     "in the prediction": (LmJudge, "judge", 2),
 }
@@ -58,7 +59,7 @@ def line(kind: str, decoder: Path, folder: Path, name: str, **more: Any) -> list
     return words("lm", decoder, folder / name, "--do_train", "--do_eval", "--do_predict", **options)
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, number: int) -> None:
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
     """Let a signal come with the call of this number."""
     inner, calls = getattr(owner, name), iter(range(1, 1000))
 
@@ -107,7 +108,7 @@ def test_rewards_without_a_checkpoint_print_no_command(
     decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a run from the weights before the training can compute them."""
-    stop_at(monkeypatch, Engine, "create_model_card", 1)
+    stop_at(monkeypatch, model_card, "write", 1)
     changes = {"save_strategy": "no", "eval_strategy": "no"}
     assert run(line("dpo", decoder, tmp_path, "out", **changes)) == EXIT_STOPPED_AND_SAVED
     said = capfd.readouterr().err

@@ -191,8 +191,8 @@ def test_merge_reads_the_revision_that_the_run_named(small_decoder: Path, tmp_pa
 STOPPED = """
 import os, signal
 from whet.cli.main import main
-from whet.engine.engine import Engine
-Engine.create_model_card = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+from whet.jobs import model_card
+model_card.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 main()
 """
 

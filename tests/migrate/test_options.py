@@ -96,7 +96,7 @@ def test_unknown_option_is_named_with_the_nearest() -> None:
         ("--trust_remote_code True", "whet never runs code that comes with a model"),
         ("--optim adamw_hfx", "did you mean --optim"),
         ("--use_fast_tokenizer False", "fast ones"),
-        ("--push_to_hub", "upload output_dir after the run"),
+        ("--push_to_hub_organization me", "name it in --hub_model_id"),
         ("stray words", "put its flag before it"),
     ],
 )
@@ -217,7 +217,7 @@ def test_option_of_trl(given: str, becomes: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["--eos_token '<|im_end|>'", "--loss_type dft", "--chat_template_path t", "--dataset_streaming", "--push_to_hub",
+    ["--eos_token '<|im_end|>'", "--loss_type dft", "--chat_template_path t", "--dataset_streaming",
      "--lora_modules_to_save lm_head --use_peft", "--neftune_noise_alpha 5"],
 )  # fmt: skip
 def test_option_that_whet_lm_does_not_have(given: str) -> None:

@@ -280,5 +280,4 @@ def writes(job: dict[str, Any], rank: int) -> dict[str, Any]:
     trainer.save_model()
     trainer.save_state()
     trainer.save_metrics("train", {"a": 1.0})
-    trainer.create_model_card()
     return left_by(trainer, saves=trainer.args.should_save)

@@ -149,5 +149,5 @@ def test_rank_0_alone_writes_and_prints(found: Jobs) -> None:
     folder = found.folder("writes", 2)
     assert (folder / "output-1.txt").read_text("utf-8") == ""
     assert "step 6/6" in (folder / "output-0.txt").read_text("utf-8")
-    assert {"checkpoint-6", "model.safetensors", "README.md"} <= {*_folder(found, "writes")}
+    assert {"checkpoint-6", "model.safetensors"} <= {*_folder(found, "writes")}
     assert not list(Path(folder.parent / "out").glob("*.partial"))

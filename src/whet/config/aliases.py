@@ -124,7 +124,6 @@ def refused(instead: str, *off: object) -> Refused:
     return Refused(instead, off)
 
 
-_NO_UPLOAD = "upload output_dir after the run, by `hf upload` or huggingface_hub's upload_folder"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are used for every model that they support"
 _FSDP = (
@@ -168,14 +167,6 @@ NOT_HONOURED: Mapping[str, Refused] = {
     "trackio_space_id": refused(_NO_SPACE, None),
     "trackio_bucket_id": refused(_NO_SPACE, None),
     "trackio_static_space_id": refused(_NO_SPACE, False, None),
-    # upload
-    "push_to_hub": refused(_NO_UPLOAD, False),
-    "hub_model_id": refused(_NO_UPLOAD, None),
-    "hub_strategy": refused(_NO_UPLOAD, "every_save"),
-    "hub_token": refused(_NO_UPLOAD, None),
-    "hub_private_repo": refused(_NO_UPLOAD, False, None),
-    "hub_always_push": refused(_NO_UPLOAD, False),
-    "hub_revision": refused(_NO_UPLOAD, None),
     # several processes
     "accelerator_config": refused(
         "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
@@ -205,9 +196,9 @@ NOT_HONOURED_OLD: Mapping[str, Refused] = {
     "use_mps_device": refused("whet runs on CPUs and NVIDIA's GPUs; on a Mac it takes the CPU", False),
     "tpu_metrics_debug": refused("whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU", False),
     "tpu_num_cores": refused("whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU", None),
-    "push_to_hub_model_id": refused(_NO_UPLOAD, None),
-    "push_to_hub_organization": refused(_NO_UPLOAD, None),
-    "push_to_hub_token": refused(_NO_UPLOAD, None),
+    "push_to_hub_model_id": refused("name it in --hub_model_id", None),
+    "push_to_hub_token": refused("give it in --hub_token, or in HF_TOKEN", None),
+    "push_to_hub_organization": refused("name it in --hub_model_id ORGANIZATION/NAME", None),
     "fsdp_min_num_params": refused(_FSDP, 0),
     "fsdp_transformer_layer_cls_to_wrap": refused(_FSDP, None),
     "sharded_ddp": refused(_OTHER_SHARDING, False, "", ()),

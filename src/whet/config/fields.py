@@ -306,6 +306,23 @@ class TrainingFields:
     qa uses f1, as its evaluation has no loss."""
     greater_is_better: bool | None = None
     """Whether a larger metric is better. null: true, unless the metric's name ends in loss."""
+    push_to_hub: bool = False
+    """Upload the trained model to the hub: weights, configuration, tokenizer and card. Files with texts of the data, as
+    predictions, errors and the report, stay here, and so do logs. The repository is made before the run begins."""
+    hub_model_id: str | None = None
+    """Repository of push_to_hub, such as me/answers. null: the name of output_dir, in the account of the token."""
+    hub_strategy: Literal["end", "every_save", "checkpoint", "all_checkpoints"] = "every_save"
+    """What push_to_hub uploads: end the trained model; every_save also the model of each checkpoint, in the background;
+    checkpoint also the newest checkpoint, as last-checkpoint; all_checkpoints all of them, under their names."""
+    hub_token: str | None = field(default=None, repr=False, metadata={"secret": True})
+    """Token of push_to_hub, which may write. null: token, the environment's HF_TOKEN, or the login kept by the hub's
+    own tool. Other users of the machine can read flags, so prefer those."""
+    hub_private_repo: bool | None = None
+    """Make the repository of push_to_hub private. null: as the account is set. One that exists stays as it is."""
+    hub_always_push: bool = False
+    """Wait for an upload that is still on its way instead of leaving out the one of this save."""
+    hub_revision: str | None = None
+    """Branch of the repository that push_to_hub uploads to; made if it is missing. null: main."""
 
     logging_strategy: Interval = "steps"
     """When to log loss and learning rate: never, every logging_steps, or after every epoch."""

@@ -271,11 +271,6 @@ class Engine:
         path = Path(self.args.output_dir) / "trainer_state.json"
         output_files.write_json(path, counters_as_saved(self.state), indent=2, on_error=self.args.save_error_policy)
 
-    def create_model_card(self, **facts: Any) -> None:
-        """Write a draft of a model card, README.md, into the output folder; `facts` are those of transformers' card."""
-        if self.args.should_save:
-            description.write_model_card(self.prepared, self.precision.name, self.state, facts)
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Run the block with the weights that are evaluated: in a training they may be shared, or averaged."""

@@ -216,6 +216,8 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if _NEWER.get(name) in own and _NEWER[name] not in given:
             kept[_NEWER[name]] = value  # without the warning that transformers would show
+        elif _OLDER.get(name) in own and name not in own:
+            kept[_OLDER[name]] = value
         elif name in own:
             kept[name] = value
         elif name in _TRANSLATIONS:
@@ -303,7 +305,8 @@ _NEWER: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-"""Names that the guides use -> what transformers calls them since 5.18; both can be read."""
+"""Names that the guides use -> what transformers calls them since 5.18; both can be given, with any release."""
+_OLDER: Mapping[str, str] = {newer: older for older, newer in _NEWER.items()}
 
 _TRANSLATIONS: Mapping[str, Any] = {
     "no_cuda": _renamed("use_cpu"),

@@ -420,13 +420,13 @@ class Trainer(transformers.Trainer):
         """Return the class of the optimizer and its arguments: whet's own for its names, else transformers'."""
         trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
         if not is_own_optimizer(args.optim):
-            return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(args, model), trained)
+            return _safe(super(Trainer, Trainer).get_optimizer_cls_and_kwargs(args, model), trained)
         if args.optim in names():
             chosen = registry.entry_for(args.optim, trained)
             if chosen is not registry.entry(args.optim) and not is_own_optimizer(chosen.name):
                 plain = copy.copy(args)
                 plain.optim = chosen.name
-                return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
+                return _safe(super(Trainer, Trainer).get_optimizer_cls_and_kwargs(plain, model), trained)
             if found := registry.class_for(args, trained):
                 return found
         return functools.partial(functools.partial, _from_registry, args), {}

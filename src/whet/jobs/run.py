@@ -74,12 +74,17 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
-    asked, choice, recorded = args, None, nullcontext()
+    asked, choice, recorded, upload = args, None, nullcontext(), None
     if job.auto:
         from whet.jobs import auto
 
         if (order := auto.ordered()) is not None and order["do"] != "run":
             return auto.serve(order, task, job, args)
+    if args.push_to_hub and not job.dry_run:
+        from whet.jobs import hub_upload
+
+        upload = hub_upload.begin(args, job)
+    if job.auto:
         args, choice = auto.chosen(task, job, args)
         recorded = auto.recorded(choice, args, asked)
     if job.dry_run:
@@ -97,9 +102,14 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
             if choice is not None:
                 begun.chosen = choice.as_json()
                 begun.engine.precision.chosen_in("" if args.precision == asked.precision else "the trials of --auto")
+            if upload is not None:
+                begun.engine.events.add_callback(upload)
             metrics, lines = begun.run(), task.lines(begun)
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
+        if upload is not None:
+            stop.restore()  # Ctrl-C ends an upload: all files are written
+            printing.show([f"  {'uploaded to':<24}{upload.finish()}"])
     return 0
 
 

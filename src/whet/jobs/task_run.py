@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from whet.engine.engine import Engine, RunSpec
 from whet.engine.forked_forecast import ForkedForecast
 from whet.engine.prepare import Ready
 from whet.errors import DataError
-from whet.jobs import judging
+from whet.jobs import judging, model_card
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
@@ -56,8 +57,8 @@ class TaskRun:
     engine: Engine
     args: TrainingArguments
     parts: Mapping[str, Part]
-    card: Mapping[str, Any]
-    """What the model card says."""
+    pipeline_tag: str
+    """The hub's name of the task, for the model card."""
     reading: Mapping[str, Any]
     """How the trained model reads its input: kept next to it under the name of the task, for `whet predict`."""
     asked: JobFields
@@ -82,16 +83,17 @@ class TaskRun:
             for split in ("validation", "test"):
                 if getattr(self.args, SPLITS[split].asked_by):
                     self._judge(split)
+            if self.args.do_train:
+                self._write_card()
         return self.metrics
 
-    def _recorded(self) -> AbstractContextManager[None]:
-        """Record the run in run.jsonl within the block."""
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What the record of the run and the model card say of it."""
         engine, args = self.engine, self.args
-        if not args.should_save:
-            return nullcontext()
         command, weights = record.running_command(), list(engine.model.parameters())
         rows = engine.spec.train_dataset if args.do_train else engine.spec.eval_dataset
-        facts = {
+        return {
             "command": None if command is None else command.text,
             "task": self.reading.get("task"),
             "auto": self.chosen,
@@ -106,7 +108,13 @@ class TaskRun:
                 "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None
             },
         }  # fmt: skip
-        recorder = record.Recorder(args.output_dir, facts)
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        """Record the run in run.jsonl within the block."""
+        engine, args = self.engine, self.args
+        if not args.should_save:
+            return nullcontext()
+        recorder = record.Recorder(args.output_dir, self._facts)
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
         engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
         return recorder.ends(self.metrics)
@@ -116,10 +124,16 @@ class TaskRun:
         self.engine.save_model()
         self._record("train", metrics)
         self.engine.save_state()
-        self.engine.create_model_card(**self.card)
+        self._write_card()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
         folder = self.args.output_dir
         stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
+
+    def _write_card(self) -> None:
+        """Write the model card: after the training, and again with the scores of the evaluations."""
+        history, precision = self.engine.state.log_history, self.engine.precision.name
+        if self.args.should_save:
+            model_card.write(self.args, self.asked, self.pipeline_tag, self._facts, self.metrics, history, precision)
 
     def _settings_after_training(self) -> dict[str, Any]:
         """Return the settings of a command that evaluates the trained model, in which training alone has no settings.
@@ -191,12 +205,6 @@ def engine_of(model: Any, args: TrainingArguments, parts: Mapping[str, Part], to
         processing_class=tokenizer, **(judged | more),
     )  # fmt: skip
     return Engine(spec)
-
-
-def model_card(job: JobFields, task: str) -> dict[str, Any]:
-    """Return what the model card says of where the model comes from; a folder of this machine stays unnamed."""
-    base = None if Path(job.model_name_or_path).exists() else job.model_name_or_path
-    return {"finetuned_from": base, "tasks": task, "dataset": job.dataset_name}
 
 
 @contextmanager

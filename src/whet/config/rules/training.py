@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, seed, whole_or_share, within
+from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, only_with, seed, whole_or_share, within
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
 from whet.errors import ConfigError, OutputError, Problem
@@ -357,6 +357,22 @@ SAVING_RULES: tuple[Rule, ...] = (
         what="save_async is on, but nothing is saved",
         why="it says how checkpoints are written, and there will be none",
         fix="leave --save_async out, or choose another --save_strategy",
+    ),
+    only_with(
+        "settings_of_an_upload",
+        "push_to_hub",
+        ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        is_on=lambda args: args.push_to_hub,
+        why="nothing is uploaded",
+        fix="add --push_to_hub, or leave them out",
+    ),
+    broken_if(
+        "some_model_to_upload",
+        ("push_to_hub",),
+        lambda args: args.push_to_hub and not args.do_train,
+        what="push_to_hub is on, but nothing is trained",
+        why="the trained model is what it uploads",
+        fix="add --do_train, or upload a folder by `hf upload`",
     ),
 )
 

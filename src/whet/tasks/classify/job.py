@@ -29,7 +29,6 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
-    model_card,
     require_several,
     require_teacher_reads,
     source_of,
@@ -90,7 +89,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         engine,
         args,
         parts,
-        card=model_card(job, "text-classification"),
+        pipeline_tag="text-classification",
         reading=_reading(job, splits["train"]) if "train" in splits else {},
         asked=job,
     )

@@ -36,7 +36,6 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
-    model_card,
     require_teacher_reads,
     source_of,
     taught_by,
@@ -184,8 +183,16 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
         objective=objective,
         before_steps=partial(_add_references, data) if by_preference else None,
     )
-    card, reading = model_card(job, "text-generation"), {"max_length": length}
-    return TaskRun(engine, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
+    reading = {"max_length": length}
+    return TaskRun(
+        engine,
+        args,
+        parts,
+        pipeline_tag="text-generation",
+        reading=reading,
+        asked=job,
+        compares_with_start=by_preference,
+    )
 
 
 def _add_references(data: Sequence[PairRows], engine: Engine) -> None:

@@ -16,7 +16,6 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
-    model_card,
     require_teacher_reads,
     source_of,
     taught_by,
@@ -55,8 +54,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     _require_works(engine, next(iter(splits.values())))
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
-    card = model_card(qa, "question-answering")
-    return TaskRun(engine, args, parts, card=card, reading=reading, asked=qa)
+    return TaskRun(engine, args, parts, pipeline_tag="question-answering", reading=reading, asked=qa)
 
 
 def _part(qa: QaArguments, args: TrainingArguments, name: str, split: Split) -> Part:

@@ -30,7 +30,6 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
-    model_card,
     require_several,
     require_teacher_reads,
     source_of,
@@ -81,7 +80,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     )
     reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
-    return TaskRun(engine, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
+    return TaskRun(engine, args, parts, pipeline_tag="token-classification", reading=reading, asked=job)
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:

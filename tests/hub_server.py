@@ -1,0 +1,156 @@
+"""A hub on this machine: as much of its HTTP interface as huggingface_hub's client needs to make and fill repositories.
+
+The client is the real one. What it commits is in `repositories`, by name and path, as bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_" + "a" * 34
+
+
+class Hub:
+    """Repositories by name, and what the clients did."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.messages: list[str] = []
+        self.branches: list[str] = []
+        """Of each commit."""
+        self.objects: dict[str, bytes] = {}
+        self.refuses_commits = False
+        self.may_commit = threading.Event()
+        self.may_commit.set()
+        self.url = ""
+
+    def commit(self, name: str, lines: list[dict[str, Any]]) -> None:
+        """Apply the lines of a commit: its message, files with their content, large files, deletions."""
+        files = self.repositories[name]
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                self.messages.append(value["summary"])
+            elif line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.objects[value["oid"]]
+            elif line["key"] == "deletedFile":
+                files.pop(value["path"], None)
+
+
+def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _answer(self, content: Any = None, status: int = 200) -> None:
+            body = json.dumps({} if content is None else content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+                pieces = []
+                while size := int(self.rfile.readline(), 16):
+                    pieces.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(pieces)
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def _may(self) -> bool:
+            if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+                return True
+            self._answer({"error": "Invalid username or password."}, 401)
+            return False
+
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_PUT(self) -> None:
+            content = self._body()
+            hub.objects[hashlib.sha256(content).hexdigest()] = content
+            self._answer()
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path.startswith("/api/models/") and "/tree/" in path:
+                name = path.removeprefix("/api/models/").partition("/tree/")[0]
+                files = hub.repositories[name]
+                self._answer([{"type": "file", "path": one, "size": len(files[one]), "oid": "0"} for one in files])
+            elif path.startswith("/api/models/"):
+                name = path.removeprefix("/api/models/").partition("/revision/")[0]
+                siblings = [{"rfilename": one} for one in hub.repositories[name]]
+                self._answer({"id": name, "sha": "0" * 40, "siblings": siblings})
+            else:
+                self._answer()
+
+        def do_POST(self) -> None:
+            content, path = self._body(), self.path.partition("?")[0]
+            if not self._may():
+                return
+            if path == "/api/repos/create":
+                asked = json.loads(content)
+                name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+                hub.private[name] = bool(asked.get("private")) or asked.get("visibility") == "private"
+                is_new = name not in hub.repositories
+                hub.repositories.setdefault(name, {})
+                self._answer({"url": f"{hub.url}/{name}"}, 200 if is_new else 409)
+            elif path == "/api/validate-yaml":
+                self._answer({"errors": [], "warnings": []})
+            elif "/preupload/" in path:
+                files = json.loads(content)["files"]
+                modes = [
+                    {"path": one["path"], "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                     "shouldIgnore": False, "oid": None}
+                    for one in files
+                ]  # fmt: skip
+                self._answer({"files": modes, "commitOid": "0" * 40})
+            elif path.endswith("/info/lfs/objects/batch"):
+                wanted = json.loads(content)["objects"]
+                href = f"{hub.url}/put"
+                found = [{**one, "authenticated": True, "actions": {"upload": {"href": href}}} for one in wanted]
+                self._answer({"transfer": "basic", "objects": found})
+            elif "/commit/" in path:
+                hub.may_commit.wait(30)
+                if hub.refuses_commits:
+                    self._answer({"error": "the disk of the hub is full"}, 507)
+                    return
+                name, _, branch = path.removeprefix("/api/models/").partition("/commit/")
+                hub.branches.append(branch)
+                hub.commit(name, [json.loads(line) for line in content.splitlines() if line.strip()])
+                oid = f"{len(hub.messages):040d}"
+                self._answer({"commitUrl": f"{hub.url}/{name}/commit/{oid}", "commitOid": oid, "success": True})
+            else:
+                self._answer()
+
+    return Handler
+
+
+@contextmanager
+def running() -> Iterator[Hub]:
+    """Run a hub within the block."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
