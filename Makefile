@@ -9,6 +9,9 @@ ARGS   ?=
 GPU_PYTHON ?= python3
 # Folder with train.json and dev.json of XQuAD, for the benchmarks.
 DATA   ?=
+# examples/pytorch of the repository of transformers, and examples of that of sentence-transformers, for bench-run.
+SCRIPTS          ?=
+SENTENCE_SCRIPTS ?=
 # Folder with the sources of llm.c, for the benchmark of language models.
 LLM_C  ?=
 
@@ -54,7 +57,7 @@ HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
 SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py' -o -name 'page.*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan clean lint types layers
+.PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers
 .PHONY: report-pictures readme-picture test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
@@ -124,6 +127,10 @@ test-gpu: ## Run the tests that need a GPU, by a Python that has torch for it: G
 
 bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the same Python: 8 minutes
 	@PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) benchmarks/gpu/steps.py $(ARGS)
+
+bench-run: $(HAS_LIBRARIES) ## Measure `whet run` on example scripts: DATA=FOLDER_WITH_DATA_SETS SCRIPTS=FOLDER SENTENCE_SCRIPTS=FOLDER; 30 minutes
+	@$(LIBRARIES)/bin/python benchmarks/run/run.py --data "$(DATA)" --transformers "$(SCRIPTS)" \
+	  --sentence_transformers "$(SENTENCE_SCRIPTS)" $(ARGS)
 
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)

@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "write a trained model for ONNX Runtime or OpenVINO, checked",
     **_DEMONSTRATE,
     "watch": "show how runs are going",
+    "run": "run an unmodified script of another library at whet's speed",
     "launch": "start a command on this machine's cores, once for each rank",
     "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "migrate": "turn a command line of other programs into whet's",
@@ -40,7 +41,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict", "export"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"launch", "k8s", "migrate", "watch", "report"}
+WITHOUT_TORCH = {"run", "launch", "k8s", "migrate", "watch", "report"}
 """The commands that do not import torch."""
 
 

@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     no_output = 1 in lasting.open_closed() and words[:1] and not trains
     _print_whatever_the_locale()
     lasting.keep_outputs(standard_output=trains)
-    _let_idle_threads_sleep()
+    if words[:1] != ["run"]:  # it sets variables of the script, unless it is switched off
+        _let_idle_threads_sleep()
     code = run(words, hears_signals=True)
     if words[:1] and words[0] in STOPPABLE:
         stop.ignore()  # what there was to do is done: a signal that comes now changes nothing

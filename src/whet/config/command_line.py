@@ -57,6 +57,8 @@ class Command:
     """The option that a second word without a flag is."""
     rest: str | None = None
     """The setting that takes the words after `--` as they are."""
+    rest_needs_dashes: bool = True
+    """Whether `rest` begins at `--` alone; otherwise also at the first word that is no option of two dashes."""
     takes_config: bool = False
     """Whether it reads --config files and prints --print_config."""
     check: Callable[..., list[Problem]] = lambda *_: []
@@ -110,10 +112,22 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
 
 def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
     """Return the words before `--`, and those after it as the setting that takes them."""
-    if command.rest is None or "--" not in argv:
+    if command.rest is None:
         return argv, {}
-    end = list(argv).index("--")
-    return argv[:end], {command.rest: tuple(argv[end + 1 :])}
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    begin = end if command.rest_needs_dashes else min(end, _first_other(argv, kinds_of(command)))
+    rest = tuple(argv[begin + 1 :] if begin == end else argv[begin:])
+    return argv[:begin], {command.rest: rest} if rest or "--" in argv else {}
+
+
+def _first_other(argv: Sequence[str], kinds: Mapping[str, Any]) -> int:
+    """Return the place of the first word that is neither an option of two dashes nor its value."""
+    at = 0
+    while at < len(argv) and (argv[at].startswith("--") or argv[at] == "-h"):
+        name, equals, _ = argv[at].lstrip("-").partition("=")
+        takes_next = (name.replace("-", "_") in kinds and not equals) or argv[at : at + 2] == ["--help", "all"]
+        at += 2 if takes_next else 1
+    return min(at, len(argv))
 
 
 def _without_dashes(command: Command, argv: Sequence[str]) -> ConfigError:

@@ -18,10 +18,13 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_INT8": ("forward", "both"),
     "WHET_KEEP_MEMORY": ("0", "1"),
     "WHET_IMPORTS": ("delayed", "eager"),
+    "WHET_RUN": ("on", "off"),
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
 AUTO = "WHET_AUTO"
 """What a process that `--auto` starts is to do: whet alone sets it (`jobs/trial_processes.py`)."""
+RUN_REPORTS = "WHET_RUN_REPORTS"
+"""The folder that processes below `whet run` report to: whet alone sets it (`run/script.py`)."""
 TRAINJOB = "KUBEFLOW_TRAINER_SERVER_URL"
 """Kubeflow's variable: where a TrainJob posts its progress."""
 _MEANINGS = {
@@ -30,6 +33,7 @@ _MEANINGS = {
     "WHET_PRODUCTS": "which library multiplies the matrices of linear layers in fp32",
     "WHET_INT8": "which products of a linear layer run in 8 bits",
     "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",
+    "WHET_RUN": "whether whet run changes the models of a script (on), or runs it as if whet were not there (off)",
     "WHET_IMPORTS": "whether a command imports parts of packages once it uses them, or as torch and transformers do",
 }
 _OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")
@@ -76,7 +80,7 @@ def misspelled(environment: Mapping[str, str]) -> list[str]:
     return [
         f"the environment variable {name} has no effect{_guess(name)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in (*VARIABLES, AUTO) and not name.startswith(_OF_TESTS)
+        if name.startswith(PREFIX) and name not in (*VARIABLES, AUTO, RUN_REPORTS) and not name.startswith(_OF_TESTS)
     ]
 
 

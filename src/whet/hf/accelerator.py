@@ -291,7 +291,7 @@ def _is_true(variable: str) -> bool:
 
 def _optimized(model: nn.Module, *, cuda_graphs: bool) -> list[nn.Module]:
     """Let the model run without padding; return the parts of it that may recompute their activations."""
-    why = _why_elsewhere(model)
+    why = locate.why_elsewhere(model)
     if why is None:
         locate.prove_in(model)
         encoders = [encoder.model for encoder in locate.encoders_in(model)]
@@ -302,14 +302,6 @@ def _optimized(model: nn.Module, *, cuda_graphs: bool) -> list[nn.Module]:
             return encoders
     logger.warning("%s trains as it is, with its padding: %s", type(model).__name__, why)
     return [model]
-
-
-def _why_elsewhere(model: nn.Module) -> str | None:
-    """Return why nothing can be computed with the weights as they are; None if it can."""
-    for one in model.parameters():
-        if one.is_meta or hasattr(one, "ds_id") or type(one.data).__name__ == "DTensor":
-            return "its weights are not all here: they are offloaded, or shared among ranks"
-    return None
 
 
 def _holds_other_than_tensors(values: Any) -> bool:

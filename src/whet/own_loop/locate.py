@@ -147,6 +147,14 @@ def why_unchanged(encoders: Sequence[nn.Module]) -> str | None:
     return next(filter(None, reasons), None) if reasons else "no model of transformers in it is known to whet"
 
 
+def why_elsewhere(model: nn.Module) -> str | None:
+    """Return why nothing can be computed with the model's weights as they are; None if it can."""
+    for one in model.parameters():
+        if one.is_meta or hasattr(one, "ds_id") or type(one.data).__name__ == "DTensor":
+            return "its weights are not all here: they are offloaded, or shared among ranks"
+    return None
+
+
 _SPACY = ("spacy.", "thinc.")
 
 

@@ -1,0 +1,367 @@
+"""When `whet run` changes a model of the script, and what a step takes before and after.
+
+The first two optimizer steps of a training run as the script has them, and the faster one is what later steps are
+compared with. Then `whet.optimize` changes the model in place, and the steps after the next one are timed. So nothing
+runs that the script does not run, no random number is drawn for it, and both times are of the same process. A step
+lasts from the model's first call to the end of the optimizer's step. Batches differ: times are compared per place.
+
+What is known so far is written down after each step that was timed, as the process may be killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from whet.config import environment
+from whet.config.ranks import place_or_alone
+from whet.errors import WhetError
+from whet.kernels import allocator
+from whet.log import logger
+from whet.models.adapters import unwrapped
+from whet.objectives import lazy_logits
+from whet.own_loop import locate
+from whet.own_loop.changes import changes
+from whet.own_loop.optimize import optimize, restore
+from whet.run import reports
+
+N_UNCHANGED = 2
+"""Optimizer steps that run as the script has them. The first also warms the process up, so one would flatter."""
+N_WARM_UP = 1
+"""Steps of a changed model that are not timed: its operators run for the first time."""
+N_JUDGED = 20
+"""Steps after which a model that has become slower is put back to what it was: tiny ones may."""
+LEAST_GAIN = 0.97
+"""How many times as fast a changed model has to be by then; less is no noise."""
+N_TIMED = 40
+"""Steps of a changed model that are timed; after them, this module has no hook in the model any more."""
+_RANKS = "several ranks train it"
+
+_in_trainer: ContextVar[bool] = ContextVar("whet_run_in_trainer", default=False)
+"""Whether transformers' Trainer trains: of a training step it reads the loss and no logits."""
+
+
+# ---- The functions around the entry points: the replaced function comes first, then its arguments ----
+
+
+def train(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Stand around transformers' `Trainer.train`."""
+    token = _in_trainer.set(True)
+    try:
+        return function(*given, **named)
+    finally:
+        _in_trainer.reset(token)
+
+
+def prepare_model(function: Callable[..., Any], accelerator: Any, model: Any, *given: Any, **named: Any) -> Any:
+    """Stand around accelerate's `prepare_model`, through which each model of `prepare` goes as well."""
+    evaluates = named.get("evaluation_mode", given[1] if len(given) > 1 else False)
+    if isinstance(model, nn.Module) and not getattr(model, "_is_accelerate_prepared", False):
+        by = "transformers' Trainer" if _in_trainer.get() else "accelerate"
+        _take(model, by, trains=not evaluates, why_untimed=_why_untimed(accelerator))
+    return function(accelerator, model, *given, **named)
+
+
+def fit(function: Callable[..., Any], trainer: Any, model: Any, *given: Any, **named: Any) -> Any:
+    """Stand around Lightning's `Trainer.fit`, in which the module may still make its model."""
+    if isinstance(model, nn.Module):
+        why_untimed = _RANKS if getattr(trainer, "world_size", 1) > 1 else None
+        _take(model, "Lightning's Trainer", trains=True, why_untimed=why_untimed, is_complete=False)
+    return function(trainer, model, *given, **named)
+
+
+def update(function: Callable[..., Any], pipeline: Any, examples: Any, *given: Any, **named: Any) -> Any:
+    """Stand around spaCy's `Language.update`, which is a step or a part of one."""
+    watch = _take(pipeline, "spaCy", trains=True, why_untimed=None)
+    if not watch.is_timing:
+        return function(pipeline, examples, *given, **named)
+    examples = list(examples)  # it may be a stream
+    watch.begin(sum(len(one.reference) for one in examples))
+    found = function(pipeline, examples, *given, **named)
+    with watch.guarded():
+        watch.end()
+    return found
+
+
+def _why_untimed(accelerator: Any) -> str | None:
+    """Return why steps of a model that this Accelerator prepares are not timed; None if they are."""
+    if getattr(accelerator, "num_processes", 1) > 1:
+        return _RANKS
+    plugin = getattr(accelerator.state, "dynamo_plugin", None)
+    compiles = str(getattr(getattr(plugin, "backend", None), "value", "NO")) != "NO"
+    return "torch.compile reads it before the first step" if compiles else None
+
+
+# ---- The models of the script ----
+
+
+_report = reports.Report()
+_hooks: list[Any] = []
+
+
+class _Watch:
+    """A model of the script, or a pipeline of spaCy: whether it is changed, and what its steps take."""
+
+    def __init__(self, holder: Any, by: str, why_untimed: str | None, *, trains: bool) -> None:
+        self._holder = ref(holder)
+        self._is_module = isinstance(holder, nn.Module)
+        self._decided = False
+        self._handles: list[Any] = []
+        self._began: tuple[float, float] | None = None
+        """When the step began, and the processor time until then."""
+        self._places = [0, 0]
+        """Of the batches in calls of encoders, and of the holder: libraries may call either without its hooks."""
+        self._n_steps = 0
+        self._timed: list[reports.Timed] = []
+        """Each step that was timed after the change."""
+        self.by, self.trains = by, trains
+        self.is_timing = trains and why_untimed is None
+        self.report = reports.ModelReport(
+            type(holder).__name__, by, untimed=why_untimed if trains else "it was not trained"
+        )
+        _report.models.append(self.report)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Let no error of whet end the script: the model then stays as it was, and the last line says why."""
+        try:
+            yield
+        except Exception as error:
+            self.give_up(error)
+        _write()
+
+    def give_up(self, error: Exception) -> None:
+        """Leave the model as the script has it."""
+        self.stop()
+        self._decided = True
+        with suppress(Exception):
+            restore(self._holder())
+        self.report.changed, self.report.left = None, _in_words(error)
+
+    def decide(self) -> None:
+        """Change the model, or say why not; if its steps are to be timed, it is then put back to what it was."""
+        self._decided, holder = True, self._holder()
+        if holder is None:
+            return
+        self.report.left = _why_left(holder)
+        if self.report.left is not None:
+            self.stop()
+            return
+        self._change(holder)
+        if self.is_timing and self.by == "accelerate" and "forward" in vars(holder):
+            self.is_timing = False  # accelerate may put mixed precision around this forward
+            self.report.untimed = "it is an encoder without a head"
+        if self.is_timing:
+            restore(holder)
+            self.report.changed = None
+            self._listen(holder)
+
+    def _change(self, holder: Any) -> None:
+        is_read_later = self.by != "transformers' Trainer"  # by a loop that may read logits after the optimizer's step
+        level = logger.level
+        logger.setLevel(max(level, logging.WARNING))  # what was changed is said at the end
+        try:
+            tokens: Any = "all" if is_read_later else "read"
+            optimize(holder, last_block_tokens=tokens)
+            if any(map(_reads_padding, locate.encoders_in(holder))):  # the script's loss is to be its own
+                optimize(holder, last_block_tokens=tokens, padding="all")
+            if not torch.cuda.is_available():
+                allocator.keep_freed_memory()
+        finally:
+            logger.setLevel(level)
+        for encoder in locate.encoders_in(holder):
+            _own.update(encoder.model.modules())
+            if is_read_later:
+                lazy_logits.restore(encoder.model)
+        self.report.changed = str(changes(holder))
+
+    def _listen(self, holder: Any) -> None:
+        if self._is_module:
+            encoders = [encoder.model for encoder in locate.encoders_in(holder)]
+            outer = [] if holder in encoders else [holder]
+            for level, modules in enumerate((encoders, outer)):
+                hook = _Called(self, level)
+                self._handles += [one.register_forward_pre_hook(hook, with_kwargs=True) for one in modules]
+
+    def begin(self, n_places: int, level: int = 0) -> None:
+        """Note a call of the model with a batch of this many places; the first one begins a step."""
+        if self._began is None:
+            self._began, self._places = _now_s(), [0, 0]
+        self._places[level] += n_places
+
+    def forget_begin(self) -> None:
+        """Forget a step that has begun: it failed, and the loop begins again."""
+        self._began = None
+
+    def end(self) -> None:
+        """Note the end of a step; after the last one that is to run unchanged, change the model."""
+        if not self._decided:
+            self._n_steps = 1
+            self.decide()
+            return
+        if not self.is_timing:
+            return
+        self._n_steps += 1
+        if self._began is not None:
+            seconds, processor_seconds = (now - then for now, then in zip(_now_s(), self._began, strict=True))
+            places, self._began = self._places[0] or self._places[1] or 1, None
+            self._note(reports.Timed(seconds, seconds / places, processor_seconds / places, 1))
+        if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
+            self._change(holder)
+        if len(self._timed) == N_JUDGED and self.report.is_slower(LEAST_GAIN):
+            self.stop()
+            restore(self._holder())
+            why = f"steps took longer: {self.report.gain:.2f} times as fast, so it was put back"
+            self.report.changed, self.report.left = None, why
+        if self._n_steps == N_UNCHANGED + N_WARM_UP + N_TIMED:
+            self.stop()
+
+    def _note(self, step: reports.Timed) -> None:
+        """Keep what a step took."""
+        if self._n_steps <= N_UNCHANGED:
+            before = self.report.before
+            faster = step if before is None or step.seconds_per_place < before.seconds_per_place else before
+            self.report.before = replace(faster, n_steps=1 if before is None else before.n_steps + 1)
+        elif self._n_steps > N_UNCHANGED + N_WARM_UP:
+            self._timed.append(step)
+            self.report.after = reports.median(self._timed)
+
+    def stop(self) -> None:
+        """Time no more steps."""
+        self.is_timing = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def is_trained_by(self, optimizer: Optimizer) -> bool:
+        """Return whether a step of the optimizer is one of this model, and of interest."""
+        holder = self._holder()
+        if not self._is_module or holder is None or (self._decided and not self.is_timing):
+            return False
+        own = {id(one) for one in holder.parameters()}
+        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+
+
+class _Called:
+    """The hook of a model whose steps are timed. A copy of the model has one that does nothing."""
+
+    def __init__(self, watch: _Watch | None = None, level: int = 0) -> None:
+        self._watch, self._level = watch, level
+
+    def __call__(self, model: nn.Module, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        if self._watch is not None and (model.training or torch.is_grad_enabled()):
+            try:
+                inner = [value for one in given if isinstance(one, Mapping) for value in one.values()]
+                self._watch.begin(_n_places([named.get("input_ids"), *given, *inner, *named.values()]), self._level)
+            except Exception as error:  # a batch of a kind that nobody thought of
+                self._watch.give_up(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Called, ()
+
+
+_watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
+_own: WeakSet[nn.Module] = WeakSet()
+"""The modules of encoders that were changed here, and not by the script."""
+
+
+def _take(model: Any, by: str, *, trains: bool, why_untimed: str | None, is_complete: bool = True) -> _Watch:
+    """Return what is known of a model that is to be trained or evaluated; decide about it if it comes for that first.
+
+    `is_complete`: its modules are all there. Otherwise it is looked at after the first step.
+    """
+    watch = _watches.get(model)
+    if watch is not None and (watch.report.left is not None or watch.trains or not trains):
+        if by != "spaCy":
+            watch.forget_begin()
+        return watch
+    if watch is not None:
+        _report.models.remove(watch.report)
+    watch = _watches[model] = _Watch(model, by, why_untimed, trains=trains)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_after_step))
+        logger.addHandler(_Notes(logging.WARNING))
+    if is_complete:
+        with watch.guarded():
+            watch.decide()
+    return watch
+
+
+def _why_left(holder: Any) -> str | None:
+    """Return why the model stays as the script has it; None if it is to be changed."""
+    roots = [root for _, root in locate.modules_in(holder)]
+    if changes(holder) is not None and not any(module in _own for root in roots for module in root.modules()):
+        return "the script itself calls whet"
+    why = next(filter(None, map(locate.why_elsewhere, roots)), None)
+    if why is not None:
+        return why
+    locate.prove_in(holder)
+    return locate.why_unchanged([encoder.model for encoder in locate.encoders_in(holder)])
+
+
+_TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
+"""Ends of the names of transformers' classes whose loss leaves out what has no label, as padding has none."""
+
+
+def _reads_padding(encoder: locate.Encoder) -> bool:
+    """Return whether hidden states of padding that are approximate would be read by more than a masked loss."""
+    found = changes(encoder.model)
+    of_tokens = type(unwrapped(encoder.model)).__name__.endswith(_TOKEN_HEADS)
+    return found is not None and found.padding == "sampled" and not of_tokens
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    for watch in list(_watches.values()):
+        if watch.is_trained_by(optimizer):
+            with watch.guarded():
+                watch.end()
+
+
+def _n_places(values: Sequence[Any]) -> int:
+    """Return how many places the first tensor of a batch has: (B, T) ids, or (B, T, D) embeddings."""
+    first = next((one for one in values if isinstance(one, Tensor) and one.dim() > 1), None)
+    if first is None:
+        return 0
+    return first.numel() if not first.is_floating_point() else first.shape[0] * first.shape[1]
+
+
+def _now_s() -> tuple[float, float]:
+    """Return the time, and the processor time of this process, both in seconds."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter(), time.process_time()
+
+
+class _Notes(logging.Handler):
+    """Keeps what whet warns about while the script runs, for the last line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().removeprefix("whet.optimize: ")
+        if text not in _report.notes:
+            _report.notes.append(text)
+            _write()
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, WhetError):
+        return f"{error.problems[0].what}: {error.problems[0].why}"
+    return f"whet failed with {type(error).__name__}: {error}"
+
+
+def _write() -> None:
+    """Write down what is known so far; of several ranks, the first does so."""
+    folder = os.environ.get(environment.RUN_REPORTS)
+    if folder and place_or_alone().is_first:
+        _report.write(Path(folder))

@@ -1,0 +1,228 @@
+"""What `whet run` does to the models of a script: losses, files and logits stay the script's, and the report says all.
+
+The scripts are processes with the entry points replaced, as `sitecustomize` has it done; one test goes through the
+command itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whet.run import reports
+from whet.run.changing import N_JUDGED, N_TIMED, N_UNCHANGED, N_WARM_UP
+
+TOLERANCE = 1e-4
+"""Relative, of a loss: sums run in another order without padding, and a step of AdamW carries that on."""
+N_STEPS = N_UNCHANGED + N_WARM_UP + 3
+_INSTALLED = """
+from whet.run import changing, entry_points
+entry_points.install()
+changing.LEAST_GAIN = LEAST_GAIN
+"""
+_MODEL = """
+import json, sys
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import AutoModel, OPTConfig, OPTForCausalLM
+from transformers import BertForQuestionAnswering, BertForMaskedLM
+
+def config(**others):
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return BertConfig(**{**sizes, "intermediate_size": 64, "max_position_embeddings": 80, **rates, **others})
+
+def rows(n, labels):
+    made = torch.Generator().manual_seed(0)
+    for k in range(n):
+        ids = torch.full((40,), 0)
+        length = int(torch.randint(5, 30, (), generator=made))
+        ids[:length] = torch.randint(5, 200, (length,), generator=made)
+        yield {"input_ids": ids, "attention_mask": (ids > 0).long(), **labels(k)}
+
+def arguments(**others):
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "report_to": "none", "use_cpu": True}
+    usual |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 3}
+    return TrainingArguments("out", **{**usual, **others})
+
+def losses(trainer):
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+"""
+_TRAINER = """
+set_seed(1)
+model = BertForQuestionAnswering(config())
+data = list(rows(400, lambda k: {"start_positions": k % 4, "end_positions": k % 4 + 1}))
+trainer = Trainer(model, arguments(max_steps=N, max_grad_norm=0.5), train_dataset=data, eval_dataset=data[:8])
+found = losses(trainer)
+trainer.save_model("saved")
+print(json.dumps({"losses": found, "eval": trainer.evaluate()["eval_loss"], "draw": float(torch.rand(()))}))
+"""
+_LOOP = """
+from accelerate import Accelerator
+
+set_seed(1)
+accelerator = Accelerator(cpu=True)
+model = BertForMaskedLM(config(vocab_size=60_000))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.utils.data.DataLoader(list(rows(400, lambda k: {"labels": torch.arange(40) % 5})), batch_size=4)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+model.train()
+found = []
+for step, batch in zip(range(N), data):
+    outputs = model(**batch)
+    accelerator.backward(outputs.loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    found.append([outputs.loss.item(), float(outputs.logits.square().mean())])
+print(json.dumps(found))
+"""
+
+
+def script(
+    tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool, least_gain: float = 0.0
+) -> tuple[Any, list[reports.Report]]:
+    """Return what a script of N steps prints last, and what was reported; `run`: with the entry points replaced."""
+    folder = tmp_path / ("run" if run else "plain")
+    (folder / "reports").mkdir(parents=True)
+    (folder / "train.py").write_text(
+        f"LEAST_GAIN, N = {least_gain}, {n_steps}\n{_INSTALLED if run else ''}{_MODEL}{text}", "utf-8"
+    )
+    variables = {**os.environ, "WHET_RUN_REPORTS": str(folder / "reports"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "whet" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), reports.read(folder / "reports")
+
+
+def test_trainer_has_the_losses_of_the_script(tmp_path: Path) -> None:
+    """The steps before the change are bitwise the script's, later ones equal; the files are named as without whet."""
+    n_steps = N_UNCHANGED + N_WARM_UP + N_TIMED + 2
+    plain, none = script(tmp_path, _TRAINER, n_steps, run=False)
+    run, (report,) = script(tmp_path, _TRAINER, n_steps, run=True)
+    assert none == []
+    assert run["losses"][:N_UNCHANGED] == plain["losses"][:N_UNCHANGED]
+    assert run["losses"] == pytest.approx(plain["losses"], rel=TOLERANCE)
+    assert run["losses"] != plain["losses"]
+    assert run["eval"] == pytest.approx(plain["eval"], rel=TOLERANCE)
+    assert run["draw"] == plain["draw"]
+    (model,) = report.models
+    assert model.changed is not None
+    assert model.left is None
+    assert model.before is not None
+    assert model.after is not None
+    assert (model.before.n_steps, model.after.n_steps) == (N_UNCHANGED, N_TIMED)
+    said = reports.line([report], has_whet=True)
+    assert "BertForQuestionAnswering of transformers' Trainer" in said
+    assert f"(median of {N_TIMED})" in said
+    assert "the faster of the first 2 steps" in said
+    assert {path.name for path in (tmp_path / "run" / "saved").iterdir()} == {
+        path.name for path in (tmp_path / "plain" / "saved").iterdir()
+    }
+
+
+def test_model_that_became_slower_is_put_back(tmp_path: Path) -> None:
+    n_steps = N_UNCHANGED + N_WARM_UP + N_JUDGED + 2
+    text = _LOOP.replace("60_000", "200")
+    plain, _ = script(tmp_path, text, n_steps, run=False)
+    run, (report,) = script(tmp_path, text, n_steps, run=True, least_gain=1e9)
+    for one, other in zip(run, plain, strict=True):
+        assert one == pytest.approx(other, rel=TOLERANCE)
+    assert report.models[0].changed is None
+    assert re.fullmatch(r"steps took longer: .* times as fast, so it was put back", str(report.models[0].left))
+
+
+def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path) -> None:
+    """Logits of this size exist under whet.optimize when they are read, and not after an optimizer's step."""
+    plain, _ = script(tmp_path, _LOOP, run=False)
+    run, (report,) = script(tmp_path, _LOOP, run=True)
+    for one, other in zip(run, plain, strict=True):
+        assert one == pytest.approx(other, rel=TOLERANCE)
+    assert [(one.name, one.by, one.left) for one in report.models] == [("BertForMaskedLM", "accelerate", None)]
+    assert report.models[0].changed is not None
+
+
+_TWO = """
+import whet
+from peft import LoraConfig, get_peft_model
+
+def classes(k):
+    return {"labels": k % 2}
+
+data = list(rows(80, classes))
+set_seed(1)
+first = BertForSequenceClassification(config())
+first.resize_token_embeddings(210)
+first = get_peft_model(first, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0))
+second = whet.optimize(BertForSequenceClassification(config()))
+shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 64}
+third = OPTForCausalLM(OPTConfig(vocab_size=200, **shape))
+found = [losses(Trainer(first, arguments(max_steps=N, gradient_checkpointing=True), train_dataset=data))]
+found += [losses(Trainer(second, arguments(max_steps=3, bf16=True), train_dataset=data))]
+texts = list(rows(80, lambda k: {"labels": torch.arange(40)}))
+found += [losses(Trainer(third, arguments(max_steps=3), train_dataset=texts))]
+short = BertForSequenceClassification(config())
+found += [losses(Trainer(short, arguments(max_steps=1), train_dataset=data))]
+only = BertForSequenceClassification(config())
+found += [[Trainer(only, arguments(), eval_dataset=data).evaluate()["eval_loss"]]]
+half = BertForSequenceClassification(config())
+found += [losses(Trainer(half, arguments(max_steps=N, bf16=True), train_dataset=data))]
+print(json.dumps(found))
+"""
+
+
+def test_each_model_of_a_script_is_changed_or_named(tmp_path: Path) -> None:
+    """An adapter, a model that whet cannot change, one of the script's own, one step, an evaluation, bf16."""
+    plain, _ = script(tmp_path, _TWO, run=False)
+    run, (report,) = script(tmp_path, _TWO, run=True)
+    tolerances = [TOLERANCE] * 5 + [2e-2]  # bf16 rounds the order of sums at the third digit
+    for one, other, tolerance in zip(run, plain, tolerances, strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
+    adapter, own, opt, short, only, half = report.models
+    assert adapter.changed is not None
+    assert adapter.after is not None
+    assert own.left == "the script itself calls whet"
+    assert opt.changed is None
+    assert opt.left
+    assert (short.changed, short.left) == (None, None)
+    assert only.changed is not None
+    assert only.untimed == "it was not trained"
+    assert half.changed is not None
+    said = reports.line([report], has_whet=True)
+    assert f"OPTForCausalLM of transformers' Trainer ({opt.left})" in said
+    assert "too few steps to change it" in said
+
+
+@pytest.mark.slow
+@pytest.mark.true_start
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="binds cores through calls of Linux")
+def test_command_trains_a_script(tmp_path: Path) -> None:
+    """Losses through the command, with a worker process for the data; WHET_RUN=off is bitwise the script."""
+    text = f"N = {N_STEPS}\n{_MODEL}" + _TRAINER.replace("=N,", "=N, dataloader_num_workers=1,")
+    (tmp_path / "train.py").write_text(text, "utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOMP_")}
+    found = {}
+    for switch in ("plain", "off", "on"):
+        words = ["train.py"] if switch == "plain" else ["-m", "whet", "run", "train.py"]
+        variables = {**kept, "OMP_NUM_THREADS": "1", "WHET_RUN": "off" if switch == "plain" else switch}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300,
+            check=True,
+        )  # fmt: skip
+        found[switch] = json.loads(done.stdout.splitlines()[-1])
+    said = [line for line in done.stderr.splitlines() if line.startswith("whet run: ")]
+    assert len(said) == 2
+    assert said[-1].startswith("whet run: BertForQuestionAnswering: ")
+    assert "times as fast per place of the batch" in said[-1]
+    assert found["off"] == found["plain"]
+    assert found["on"]["losses"] == pytest.approx(found["plain"]["losses"], rel=TOLERANCE)
