@@ -185,7 +185,7 @@ def test_a_forecast_without_memory_has_the_time(
     assert run(words_of(encoder, tmp_path / "out", max_steps=1000)) == 0
     found = forecast_of(tmp_path / "out")
     assert (found["peak_bytes"], found["time_by"]) == (None, "pace")
-    assert re.search(r"^forecast: [\d.]+ s \([\d.]+ to [\d.]+\)$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^forecast: [\d.]+ (s|min) \([\d.]+ to [\d.]+\)$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_training_does_not_wait_for_its_forecast_and_ends_it(encoder: Path, tmp_path: Path) -> None:
