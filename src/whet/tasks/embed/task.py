@@ -112,7 +112,10 @@ SEARCH = Command(
     name="whet search",
     summary="Show the texts of a file that fit a query best, with a model that whet embed trained.",
     usage="MODEL --corpus FILE --query TEXT [--OPTION VALUE ...]",
-    examples=("whet search out --corpus documents.csv --query 'Who found it?' --top_k 3",),
+    examples=(
+        "whet search out --corpus documents.csv --query 'Who found it?' --top_k 3",
+        "whet search out --reranker reranker --corpus notes.txt --query 'Who found it?' --query 'When?'",
+    ),
     parts=(SearchArguments,),
     lone="model",
     run=lazily(__name__, "search", "run_search"),
