@@ -18,7 +18,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
 PACKAGES = (
     "bench", "cli", "config", "data", "dist", "doctor", "hardware", "hf", "jobs", "kernels", "kubernetes",
     "launch", "methods", "migrate", "models", "objectives", "optim", "own_loop", "plan", "precision", "report",
-    "engine", "run", "store", "tasks", "watch",
+    "engine", "export", "run", "store", "tasks", "watch",
 )  # fmt: skip
 MODULES = ("__init__", "__main__", "card", "console", "errors", "lasting", "log", "optional", "paths", "strict_json")
 BANNED = {

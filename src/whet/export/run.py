@@ -63,9 +63,9 @@ _OF_TRAINING = ("ignore_mismatched_sizes", "do_regression", "problem_type", "met
 _SPEED_ROWS = 64
 _BY_TOKEN = (heads.QUESTION_ANSWERING, heads.TOKEN_CLASSIFICATION)
 _SERVED = {
-    heads.QUESTION_ANSWERING.auto: "question_answering.py",
-    heads.SEQUENCE_CLASSIFICATION.auto: "classification.py",
-    heads.TOKEN_CLASSIFICATION.auto: "tags.py",
+    heads.QUESTION_ANSWERING.auto: "question_answering.py.txt",
+    heads.SEQUENCE_CLASSIFICATION.auto: "classification.py.txt",
+    heads.TOKEN_CLASSIFICATION.auto: "tags.py.txt",
 }
 
 
@@ -102,7 +102,7 @@ def _task_of(asked: ExportArguments) -> Task:
             what="whet does not write gguf itself",
             got=f"--to gguf for {model}",
             why="the converter that knows each family's names and tokenizers is a script of llama.cpp, in no package",
-            fix=f"get {_LLAMA_CPP}, and run: python convert_hf_to_gguf.py {merged} --outfile model.gguf",
+            fix=f"get {_LLAMA_CPP}, and run its convert_hf_to_gguf.py on {merged}",
         )
     if found is not None and asked.to == "gguf":
         raise ConfigError(
@@ -566,7 +566,6 @@ def _versions(to: str) -> dict[str, str]:
 def _script(about: Mapping[str, Any]) -> str:
     """Return the text of the script for this head and this runtime."""
     text = (Path(__file__).parent / "served" / _SERVED[about["head"]]).read_text("utf-8")
-    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# pyright:"))
     if about["format"] == "openvino":
         for found, wanted in _OPENVINO_LINES:
             assert found in text
