@@ -4,7 +4,7 @@ The trainers are those of sentence-transformers (`whet.tasks.embed.job`), which 
 engine of the other commands takes. `HONOURED` names them; any other that is set is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,7 +148,6 @@ _RULES: tuple[Rule, ...] = (
     ),
     at_least("max_seq_length", 3, "a row holds a word and special tokens"),
     at_least("mini_batch_size", 1, "a mini-batch has a text"),
-    at_least("mini_batch_num_tokens", 1, "a mini-batch has a token"),
     at_least("num_hard_negatives", 1, "mining finds one text at least"),
     only_with(
         "negatives_are_mined",
@@ -190,28 +189,36 @@ RUN_RULES: tuple[Rule, ...] = (
 )
 
 
-def _cached(loss: Callable[[Any], Any]) -> Sequence[Rule]:
+_MINI_BATCH = 32
+_SIZES: Mapping[str, Any] = {"mini_batch_size": _MINI_BATCH, "mini_batch_num_tokens": None}
+"""Settings of mini-batches, with their defaults; rerankers have the first alone."""
+
+
+def _cached(loss: Callable[[Any], Any], *sizes: str) -> Sequence[Rule]:
+    """Return the rules of these settings of mini-batches."""
+    flags = " and ".join(f"--{name}" for name in sizes)
+
+    def given(job: Any) -> list[str]:
+        return [name for name in sizes if getattr(job, name) != _SIZES[name]]
+
     return (
         broken_if(
             "mini_batches_are_of_the_cached_loss",
-            ("loss", "mini_batch_size", "mini_batch_num_tokens"),
-            lambda job: loss(job) != CACHED and (job.mini_batch_size != _MINI_BATCH or job.mini_batch_num_tokens),
+            ("loss", *sizes),
+            lambda job: loss(job) != CACHED and bool(given(job)),
             what="mini-batches are given to a loss without them",
             why=f"{CACHED} runs a large batch in small parts; other losses run it at once",
-            fix=f"add --loss {CACHED}, or leave --mini_batch_size and --mini_batch_num_tokens out",
+            fix=f"add --loss {CACHED}, or leave {flags} out",
         ),
         broken_if(
             "mini_batches_have_one_size",
-            ("mini_batch_size", "mini_batch_num_tokens"),
-            lambda job: job.mini_batch_num_tokens is not None and job.mini_batch_size != _MINI_BATCH,
+            sizes,
+            lambda job: len(given(job)) > 1,
             what="the size of a mini-batch is given twice",
             why="a mini-batch holds so many texts, or so many tokens",
-            fix="keep --mini_batch_size or --mini_batch_num_tokens",
+            fix=f"keep one of {flags}",
         ),
     )
-
-
-_MINI_BATCH = 32
 
 
 @checked(headings={"anchor_column_name": "Pairs", "loss": "Loss", "num_hard_negatives": "Negatives"}, rules=_RULES)
@@ -248,8 +255,6 @@ class PairFields(JobFields):
     mini_batch_size: int = _MINI_BATCH
     """With CachedMultipleNegativesRankingLoss: texts that run at a time. The batch itself may then be as large as you
     like, with the same result and little memory."""
-    mini_batch_num_tokens: int | None = None
-    """The same in tokens: mini-batches hold as many texts as have this many tokens together. null: mini_batch_size."""
     max_seq_length: int | None = None
     """Longest text in tokens; longer ones are cut, and the run counts them. null: the model's own length."""
 
@@ -267,7 +272,8 @@ class PairFields(JobFields):
 @checked(
     headings={"pooling_mode": "Vectors"},
     rules=(
-        *_cached(lambda job: job.loss),
+        *_cached(lambda job: job.loss, *_SIZES),
+        at_least("mini_batch_num_tokens", 1, "a mini-batch has a token"),
         broken_if(
             "dimensions_fall",
             ("matryoshka_dims",),
@@ -287,6 +293,9 @@ class EmbedArguments(PairFields):
     loss: EmbedLoss | None = None
     """Loss of sentence-transformers. null: CoSENTLoss for pairs with scores, else MultipleNegativesRankingLoss, for
     which the other rows of a batch are negatives."""
+    mini_batch_num_tokens: int | None = None
+    """With the cached loss: mini-batches hold as many texts as have this many tokens together. null:
+    mini_batch_size."""
     matryoshka_dims: str | None = None
     """Train vectors whose first so many numbers are vectors, too (MatryoshkaLoss around the loss): lengths, separated
     by commas. null: the full length alone."""
@@ -300,7 +309,7 @@ class EmbedArguments(PairFields):
 
 @checked(
     rules=(
-        *_cached(lambda job: job.loss),
+        *_cached(lambda job: job.loss, "mini_batch_size"),
         at_least("num_negatives", 1, "a query is compared with one text at least"),
         broken_if(
             "something_mines",
