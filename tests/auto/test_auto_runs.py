@@ -139,7 +139,7 @@ def test_a_dry_run_tries_and_trains_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.true_start
 def test_what_does_not_fit_is_not_tried(encoder: Path, tmp_path: Path) -> None:
     long = [row | {"text": " ".join([row["text"]] * 4)} for row in topic_rows()]
@@ -245,7 +245,7 @@ def test_a_signal_ends_the_trials(encoder: Path, rows: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(cpu.usable_cores() < 2, reason="one core runs one rank")
 def test_ranks_are_tried_and_taken(encoder: Path, rows: Path, tmp_path: Path) -> None:
     assert run(asked("classify", encoder, tmp_path / "plain")) == 0

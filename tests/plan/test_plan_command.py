@@ -220,7 +220,7 @@ def test_the_task_follows_from_the_data_and_is_named_if_not_known(
     assert run(given) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "qa"
     assert run(["plan", "swimming", *given[1:]]) == 78
-    assert "whet trains classify, lm, qa, tag" in capsys.readouterr().err
+    assert "whet plans classify, lm, qa, tag" in capsys.readouterr().err
 
 
 def test_the_figures_of_the_guides_come_out() -> None:
