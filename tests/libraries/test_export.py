@@ -27,7 +27,7 @@ pytest.importorskip("onnxruntime", reason="needs onnxruntime: make test-librarie
 onnx = pytest.importorskip("onnx", reason="needs onnx: make test-libraries installs it")
 pytest.importorskip("onnxscript", reason="needs onnxscript: make test-libraries installs it")
 from whet.export import check, graph  # noqa: E402 - after the packages that it needs
-from whet.models import exported  # noqa: E402
+from whet.models.loading import exported  # noqa: E402
 
 CLOSE = 1e-5
 """Of a score or a logit of these tiny models: float32 rounding in another order; measured: below 1e-6."""

@@ -2,5 +2,5 @@
 
 What another library does, it does: transformers' exporters trace and convert, the runtimes' own quantisers make int8.
 This room decides which rows a graph is traced, calibrated and checked with, when a check fails, and what the folder
-holds. How such a folder is read again, `models/exported.py` decides.
+holds. How such a folder is read again, `models/loading/exported.py` decides.
 """

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
-from whet.models.exported import send_nothing
+from whet.models.loading.exported import send_nothing
 from whet.models.loading.quiet import quiet
 from whet.optional import extra, is_installed, require
 

@@ -38,8 +38,7 @@ from whet.jobs.predict.trained import NAME, read_reading
 from whet.jobs.task import Task
 from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.words import with_spaces
-from whet.models import exported
-from whet.models.loading import heads
+from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter, trained_head
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
 from whet.report import runs

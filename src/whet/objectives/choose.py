@@ -20,8 +20,8 @@ from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
 from whet.models.adapters import passed_on, unwrapped, why_not_inside
-from whet.models.exported import gives_spans
 from whet.models.known import verdict_on
+from whet.models.loading.exported import gives_spans
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import PackedModel, prepare
 from whet.objectives.base import Collate, Objective

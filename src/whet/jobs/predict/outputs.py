@@ -15,7 +15,7 @@ from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictArguments
-from whet.models.exported import ExportedModel
+from whet.models.loading.exported import ExportedModel
 from whet.store.write import disk_fix
 from whet.watch import files as output_files
 

@@ -24,10 +24,10 @@ from whet import optional
 from whet.errors import ConfigError, Problem
 from whet.hardware import memory
 from whet.log import logger
-from whet.models import adapters, exported, finite
+from whet.models import adapters, finite
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
-from whet.models.loading import heads
+from whet.models.loading import exported, heads
 from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
 from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import (
