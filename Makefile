@@ -87,8 +87,8 @@ test-reliability: $(HAS_TOOLS) ## The same and what starves, reads hostile files
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
-test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL, run scripts, embed, export: 8 minutes; all by ARGS="-m ''"
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries -m "not night" $(ARGS)
+test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL, run scripts, embed, export: 5 minutes; all by ARGS="-m ''"
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/libraries -m "not night" $(ARGS)
 
 test-engines: $(HAS_ENGINES) ## Train by Ray Train, DeepSpeed, torchft, MPI and Slurm, and compare the curves: 10 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(ENGINES)/bin/python -m pytest tests/engines \
