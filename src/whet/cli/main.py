@@ -8,7 +8,7 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -337,21 +337,10 @@ def _show_how_to_resume(argv: Sequence[str], again: Mapping[str, object]) -> Non
 
 def resuming_command(argv: Sequence[str], again: Mapping[str, object]) -> str:
     """Return the command line as it was, secrets masked, with these settings in place of those that it had."""
+    from whet.config.command_line import without
+
     added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
-    return " ".join(map(_shell_word, ["whet", *_without(_masked(argv), again), *added]))
-
-
-def _without(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the words but for these options and their values; a word with dashes is no value."""
-    kept: list[str] = []
-    value_goes = False
-    for word in words:
-        name, equals, _ = word.lstrip("-").partition("=")
-        is_named = word.startswith("-") and name.replace("-", "_") in names
-        if not is_named and not (value_goes and not word.startswith("--")):
-            kept.append(word)
-        value_goes = is_named and not equals
-    return kept
+    return " ".join(map(_shell_word, ["whet", *without(_masked(argv), again), *added]))
 
 
 def _shell_word(word: str) -> str:

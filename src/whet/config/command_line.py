@@ -298,6 +298,19 @@ def _spelled(
         named |= set() if is_many(kinds.get(name)) else {name}
 
 
+def without(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words but for these options and their values; a word with dashes is no value."""
+    kept: list[str] = []
+    value_goes = False
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_named = word.startswith("-") and name.replace("-", "_") in names
+        if not is_named and not (value_goes and not word.startswith("--")):
+            kept.append(word)
+        value_goes = is_named and not equals
+    return kept
+
+
 def _is_flag(word: str) -> bool:
     return word.startswith("--") or (len(word) > 1 and word[0] == "-" and word[1].isalpha())
 

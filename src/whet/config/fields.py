@@ -22,6 +22,10 @@ Schedule = Literal[
 Tracker = Literal["none", "all", "tensorboard", "wandb", "mlflow", "trackio"]
 
 OUTPUT_DIR = "trainer_output"
+UPLOAD = (
+    "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"
+)  # fmt: skip
+"""The settings of an upload to the hub, the one that asks for it first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

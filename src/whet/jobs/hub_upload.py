@@ -22,6 +22,7 @@ from whet.errors import ConfigError, StorageError, hide_secrets
 from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models.loading.hub import unreachable
+from whet.watch import stop
 
 MODEL_FILES = (
     "model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
@@ -61,7 +62,11 @@ class Upload:
         self._running.start()
 
     def finish(self) -> str:
-        """Upload the trained model, after what is still on its way; return its address. Raises StorageError."""
+        """Upload the trained model, after what is still on its way; return a line with its address.
+
+        Ctrl-C ends it from here on: all files are written. Raises StorageError.
+        """
+        stop.restore()
         try:
             if self._running is not None:
                 self._running.join()
@@ -77,7 +82,7 @@ class Upload:
             ) from error
         finally:
             shutil.rmtree(self._staging, ignore_errors=True)
-        return self.url
+        return f"  {'uploaded to':<24}{self.url}"
 
     def _link(self, folder: Path) -> Path:
         """Return a folder with the files of a checkpoint, which are kept when the checkpoint is deleted."""

@@ -164,7 +164,7 @@ def _training(args: TrainingArguments, facts: Mapping[str, Any], metrics: Mappin
         ("learning rate", f"{args.learning_rate:g}, {_word(args.lr_scheduler_type)}"),
         ("epochs" if args.max_steps <= 0 else "steps", f"{args.num_train_epochs:g}" if args.max_steps <= 0
          else f"{args.max_steps}"),
-        ("rows in a step", f"{_rows_of_step(args):,}"),
+        ("rows in a step", f"{args.train_rows_per_step:,}"),
         ("optimizer", _word(args.optim)),
         ("weight decay", f"{args.weight_decay:g}"),
         ("seed", f"{args.seed}"),
@@ -174,10 +174,6 @@ def _training(args: TrainingArguments, facts: Mapping[str, Any], metrics: Mappin
     command = record.running_command()
     shown = "" if command is None else f"\n\n```bash\n{_command(command.words)}\n```"
     return f"## Training{shown}\n\n{_table('setting', 'value', [row for row in rows if row[1]])}"
-
-
-def _rows_of_step(args: TrainingArguments) -> int:
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
 def _evaluations(history: Sequence[Mapping[str, Any]]) -> str:

@@ -110,8 +110,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         stop.mark_work_done()
         show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
         if upload is not None:
-            stop.restore()  # Ctrl-C ends an upload: all files are written
-            printing.show([f"  {'uploaded to':<24}{upload.finish()}"])
+            printing.show([upload.finish()])
     return 0
 
 

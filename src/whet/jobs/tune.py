@@ -30,7 +30,10 @@ from typing import Any
 
 from whet import console
 from whet.config.arguments import TrainingArguments
-from whet.config.settings import printable
+from whet.config.command_line import without
+from whet.config.fields import UPLOAD
+from whet.config.secrets import hidden
+from whet.config.settings import options_of, printable
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
 from whet.hardware.process import end_with
 from whet.jobs.fields import JobFields
@@ -95,8 +98,7 @@ def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArgumen
         search.run()
         search.finish()
         if upload is not None:
-            stop.restore()  # Ctrl-C ends an upload: all files are written
-            printing.show([f"  {'uploaded to':<24}{upload.finish()}"])
+            printing.show([upload.finish()])
     return 0
 
 
@@ -125,26 +127,23 @@ class _Search:
             for old in self._folder.glob("trial-*"):
                 shutil.rmtree(old, ignore_errors=True)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        names = [one.study_name for one in optuna.get_all_study_summaries(storage)]
-        n_before = 0
-        if names:
-            n_before = len(optuna.load_study(study_name=names[0], storage=storage).trials)
         study = optuna.create_study(
             storage=storage, study_name="whet tune", load_if_exists=True,
             direction="maximize" if self._greater else "minimize",
-            sampler=optuna.samplers.TPESampler(seed=self._args.seed + n_before, multivariate=True),
             pruner=optuna.pruners.MedianPruner(
                 n_startup_trials=_COMPLETE_BEFORE_DROPPING, n_warmup_steps=max(self._asked.min_epochs - 1, 0)
             ),
         )  # fmt: skip
+        seed = self._args.seed + len(study.trials)  # a search that continues draws new values
+        study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
         settings = self._settings()
         if "settings" in study.user_attrs:
             self._require_same(study.user_attrs["settings"], settings)
         else:
             study.set_user_attr("settings", settings)
-            first = {one.name: _plain(getattr(self._owner(one.name), one.name)) for one in self._space}
-            known = {one.name: first[one.name] for one in self._space if one.has(first[one.name])}
-            study.enqueue_trial(self._encoded(known), user_attrs={_AS_GIVEN: len(known) == len(first)})
+            first = {one: _plain(getattr(self._owner(one.name), one.name)) for one in self._space}
+            known = {one.name: _encoded(value) for one, value in first.items() if one.has(value)}
+            study.enqueue_trial(known, user_attrs={_AS_GIVEN: len(known) == len(first)})
         for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             self._again(study, trial)  # it was killed with its search
         return study
@@ -174,17 +173,11 @@ class _Search:
                 fix="use the settings of the search that continues, or another --output_dir",
             )
 
-    def _encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
-                for name, value in values.items()}  # fmt: skip
-
     def _suggest(self, trial: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for one in self._space:
             if one.choices:
-                plain = [value if isinstance(value, str | int | float | bool | None) else json.dumps(value)
-                         for value in map(_plain, one.choices)]  # fmt: skip
-                found[one.name] = trial.suggest_categorical(one.name, plain)
+                found[one.name] = trial.suggest_categorical(one.name, [_encoded(_plain(one)) for one in one.choices])
             elif one.is_whole:
                 step = 1 if one.step is None else round(one.step)
                 found[one.name] = trial.suggest_int(one.name, round(one.low), round(one.high), log=one.log, step=step)
@@ -228,7 +221,7 @@ class _Search:
                 raise DataError(
                     what=f"the first {failed} trials failed", got=outcome.why,
                     why="no trial was complete, so there is nothing to compare",
-                    fix=f"run the command by itself: whet {shlex.join(self._words)}",
+                    fix=f"run the command by itself: whet {shlex.join(hidden(self._words)[0])}",
                 )  # fmt: skip
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
@@ -317,7 +310,7 @@ class _Search:
                 raise ConfigError(
                     what="the training is refused", got=hide_secrets(_first_error(said)),
                     why="the first trial has the settings as they were given",
-                    fix=f"run it by itself: whet {shlex.join(self._words)}",
+                    fix=f"run it by itself: whet {shlex.join(hidden(self._words)[0])}",
                 )  # fmt: skip
             return _Outcome("failed", None, seconds, _first_error(said) or f"exit code {child.returncode}")
         return _Outcome("complete", score, seconds)
@@ -422,7 +415,7 @@ class _Search:
             *rows,
             f"  {'files in':<24}{self._folder}, a picture in {_PICTURE}",
             "train so again:",
-            f"  whet {shlex.join(words)}",
+            f"  whet {shlex.join(hidden(words)[0])}",
         ])  # fmt: skip
 
     def _write_summary(self, best: Any) -> None:
@@ -492,6 +485,11 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
+def _encoded(value: Any) -> Any:
+    """Return the value as a study keeps it: numbers, words and null as they are."""
+    return value if isinstance(value, str | int | float | bool | None) else json.dumps(value)
+
+
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -509,18 +507,9 @@ def _words_of_training(asked: TuneArguments, args: TrainingArguments, searched: 
     """Return the words of a trial: those of this command without its own and what is searched, and what it implies."""
     command = record.running_command()
     given = [] if command is None else list(command.words[2:])
-    own = {*TuneArguments.__dataclass_fields__, *searched, "output_dir", "overwrite_output_dir",
-           "resume_from_checkpoint", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo",
-           "hub_always_push", "hub_revision", "do_train", "do_eval", "eval_strategy", "save_strategy"}  # fmt: skip
-    kept: list[str] = []
-    goes = False
-    for word in given:
-        if word.startswith("--"):
-            goes = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") in own or (
-                word[2:].partition("=")[0].replace("-", "_") in own
-            )
-        if not goes and word not in asked.search:
-            kept.append(word)
+    own = {*options_of(TuneArguments), *searched, *UPLOAD, "output_dir", "overwrite_output_dir",
+           "resume_from_checkpoint", "do_train", "do_eval", "eval_strategy", "save_strategy"}  # fmt: skip
+    kept = [word for word in without(given, own) if word not in asked.search]
     implied = ["--do_train", "--do_eval", "--eval_strategy", str(args.eval_strategy), "--save_strategy",
                str(args.save_strategy)]  # fmt: skip
     task = asked.task or (command.words[1] if command is not None else "")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from whet import console
 from whet.config.arguments import TrainingArguments
+from whet.config.fields import UPLOAD
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -391,7 +392,7 @@ _SHAPELESS = frozenset({
     "save_strategy", "save_interval_s", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start", "token",
     "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s", "do_predict", "test_file",
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "ddp_timeout",
-    "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision",
+    *UPLOAD,
 })  # fmt: skip
 """Settings that change neither the speed of a step nor what a run holds."""
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from whet.config.fields import TrainingFields
+from whet.config.fields import UPLOAD, TrainingFields
 from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, only_with, seed, whole_or_share, within
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
@@ -361,7 +361,7 @@ SAVING_RULES: tuple[Rule, ...] = (
     only_with(
         "settings_of_an_upload",
         "push_to_hub",
-        ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        UPLOAD[1:],
         is_on=lambda args: args.push_to_hub,
         why="nothing is uploaded",
         fix="add --push_to_hub, or leave them out",

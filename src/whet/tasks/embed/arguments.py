@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from whet.config.arguments import TrainingArguments
+from whet.config.fields import UPLOAD
 from whet.config.ranks import here
 from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.config.settings import checked, options_of
@@ -28,8 +29,7 @@ HONOURED = frozenset({
     "eval_steps", "eval_delay", "eval_on_start", "per_device_eval_batch_size", "save_strategy", "save_steps",
     "save_only_model", "save_error_policy", "save_total_limit", "enable_jit_checkpoint", "load_best_model_at_end",
     "metric_for_best_model", "greater_is_better", "logging_strategy", "logging_steps", "logging_first_step",
-    "log_level", "report_to", "run_name", "logging_dir", "disable_tqdm", "push_to_hub", "hub_model_id",
-    "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision",
+    "log_level", "report_to", "run_name", "logging_dir", "disable_tqdm", *UPLOAD,
 })  # fmt: skip
 """Settings of a training that these commands carry out."""
 PRIMARY = "primary_metric"

@@ -23,6 +23,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from whet import console
 from whet.config.arguments import TrainingArguments
+from whet.config.fields import UPLOAD
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
@@ -51,10 +52,6 @@ _CURVE = (
     "hard_negatives_margin", "num_negatives", "model_name_or_path",
 )  # fmt: skip
 """Settings of the task that change the loss curve."""
-_OF_UPLOAD = {
-    "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"
-}  # fmt: skip
-"""Settings that `jobs/hub_upload.py` carries out."""
 _NAMED_ELSEWHERE = {
     "overwrite_output_dir", "do_train", "do_eval", "resume_from_checkpoint", "resume_allow_changes", "warmup_ratio",
     "bf16", "precision", "eval_on_start", "enable_jit_checkpoint", "report_to", "disable_tqdm", "metric_for_best_model",
@@ -511,7 +508,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         f"{one}Trainer", (_TrainerOfCommand, getattr(library(f"{folder}.trainer"), f"{one}Trainer"))
     )
     args_kind: Any = dataclass(types.new_class(f"{one}TrainingArguments", (TrainerArguments, own_args)))
-    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE - _OF_UPLOAD
+    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}
     given = {name: getattr(args, name) for name in names}
     asked = args.metric_for_best_model
     best = plan.primary if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
