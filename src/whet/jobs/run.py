@@ -9,7 +9,6 @@ import gc
 import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -173,17 +172,6 @@ def _read_record(folder: Path, settings: Mapping[str, Any], args: TrainingArgume
     return record
 
 
-def _copy_model(seed_folder: Path, folder: Path) -> None:
-    """Copy the model and the results of a seed to the output folder, all or nothing of the model."""
-
-    def fill(staging: Path) -> None:
-        for path in sorted(seed_folder.iterdir()):
-            if path.is_file() and not path.is_symlink() and path.name not in _OWN:
-                shutil.copyfile(path, staging / path.name)
-
-    output_files.write_model(folder, fill)
-
-
 def _write_results(folder: Path, metrics: Mapping[str, Any], seeds: Mapping[int, Mapping[str, Any]], by: str) -> None:
     """Write the metrics of the best seed with the spread (all_results.json), and those of every seed (seeds.json)."""
     results.save(str(folder), "all", metrics, combined=False)
@@ -276,7 +264,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
     known = [one for one in results if not math.isnan(one.metrics[name])] or results
     best = (max if greater else min)(known, key=lambda one: one.metrics[name])
     folder = Path(args.output_dir)
-    _copy_model(folder / f"seed-{best.seed}", folder)
+    output_files.copy_model(folder / f"seed-{best.seed}", folder, leave_out=_OWN)
     spread = {
         f"{metric}_{word}": of([one.metrics[metric] for one in results])
         for metric in _judged(results)

@@ -59,8 +59,6 @@ _FIRST_FAILURES = 3
 """So many failed trials, and no complete one, end the search: the command itself is wrong."""
 _KEPT = ("run.jsonl", "run.log", "report.html", "errors.jsonl", "trainer_state.json", "eval_confusion.csv")
 """Files of a trial that stay when its model is removed, next to its results."""
-_NOT_COPIED = (".", "checkpoint-")
-"""How names of a trial begin that are not part of its model and results."""
 _UNLIKE = {
     "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "token", "hub_token", "push_to_hub", "log_level",
     "report_html", "preprocessing_num_workers", "overwrite_cache", "cache_dir",
@@ -389,15 +387,7 @@ class _Search:
                 fix="give more time in --time_limit, or see run.log in the folders of the trials",
             )
         source = self._folder / f"trial-{best.number}"
-
-        def fill(staging: Path) -> None:
-            for path in sorted(source.rglob("*")):
-                name = path.relative_to(source)
-                if path.is_file() and not path.is_symlink() and not name.parts[0].startswith(_NOT_COPIED):
-                    (staging / name.parent).mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, staging / name)
-
-        output_files.write_model(self._folder, fill)
+        output_files.copy_model(source, self._folder)
         card = self._folder / "README.md"
         with suppress(OSError):
             output_files.write_text(card, card.read_text("utf-8").replace(source.name, self._folder.absolute().name))

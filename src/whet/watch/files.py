@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,24 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
             fsync(folder.resolve())
         finally:
             _remove(staging)
+
+
+def copy_model(source: Path, folder: Path, *, leave_out: Collection[str] = ()) -> None:
+    """Copy the model of one run into the folder of another, with what lies next to it, as `write_model` does.
+
+    Checkpoints, links, hidden files, what TensorBoard reads, and these names are left out.
+    """
+
+    def fill(staging: Path) -> None:
+        for path in sorted(source.rglob("*")):
+            name = path.relative_to(source)
+            first = name.parts[0]
+            is_extra = first.startswith((".", "checkpoint-", "abandoned-")) or first in {"runs", *leave_out}
+            if path.is_file() and not path.is_symlink() and not is_extra:
+                (staging / name.parent).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, staging / name)
+
+    write_model(folder, fill)
 
 
 @contextmanager
