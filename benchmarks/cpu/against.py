@@ -20,7 +20,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkouts import script_of  # found by bench
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from checkouts import script_of
 from protocol import Worker
 from questions import write_questions
 

@@ -1,6 +1,6 @@
 """What `whet plan` forecasts, next to what the run then takes: the memory at its peak, and the time of a step.
 
-    python benchmarks/plan/run.py                      # 24 configurations, about 10 minutes on two cores
+    python benchmarks/plan/run.py                      # 24 configurations, 7 of two ranks: 15 minutes on two cores
     python benchmarks/plan/run.py --only LoRA+fp32     # those whose names contain one of these
 
 The models have random weights and a vocabulary of made-up words, so that nothing is downloaded. Each forecast and each
@@ -45,6 +45,8 @@ class Configuration:
     rows: int
     length: int
     options: tuple[str, ...] = ("--bf16",)
+    ranks: int = 1
+    """Processes on this machine; `rows` are those of one."""
 
 
 CHECKPOINTING = ("--gradient_checkpointing", "true")
@@ -83,6 +85,17 @@ CONFIGURATIONS = (
     Configuration("llama, bf16, 4 x 512, LoRA", "llama", 4, 512, ("--bf16", "--lora_r", "16")),
     Configuration("llama, bf16, 4 x 256, 8-bit states", "llama", 4, 256, ("--bf16", "--optim", "adamw_whet_8bit")),
 )
+RANKS = (
+    Configuration("small, bf16, 2 ranks of 16 x 128", "small", 16, 128, ranks=2),
+    Configuration("bert, bf16, 2 ranks of 4 x 128", "bert", 4, 128, ranks=2),
+    *(
+        Configuration(f"bert, bf16, 2 ranks, ZeRO {n}", "bert", 4, 128, ("--bf16", "--zero_stage", str(n)), ranks=2)
+        for n in (1, 2, 3)
+    ),
+    Configuration("llama, bf16, 2 ranks of 2 x 256", "llama", 2, 256, ranks=2),
+    Configuration("llama, bf16, 2 ranks, ZeRO 3", "llama", 2, 256, ("--bf16", "--zero_stage", "3"), ranks=2),
+)
+"""Each rank with half of the cores. The peak is that of the rank that holds the most."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +173,15 @@ def measured(one: Configuration, folder: Path) -> Line:
     whet = [sys.executable, "-m", "whet"]
     words = command(one, folder)
     begin_s = time.perf_counter()
-    planned = subprocess.run([*whet, "plan", *words, "--json"], capture_output=True, text=True, check=False)
+    among = ["--ranks", str(one.ranks)] if one.ranks > 1 else []
+    planned = subprocess.run([*whet, "plan", *words, *among, "--json"], capture_output=True, text=True, check=False)
     plan_s = time.perf_counter() - begin_s
     if planned.returncode:
         raise SystemExit(f"{one.name}: {planned.stderr}")
     forecast = json.loads(planned.stdout)
+    start = [*whet, "launch", "--nproc_per_node", str(one.ranks), "--"] if one.ranks > 1 else whet
     with (folder / "output.txt").open("w") as output:
-        run = subprocess.Popen([*whet, words[0], "--do_train", *words[1:]], stdout=output, stderr=subprocess.STDOUT)
+        run = subprocess.Popen([*start, words[0], "--do_train", *words[1:]], stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(run.pid, 0)
     if status:
         raise SystemExit(f"{one.name}: {(folder / 'output.txt').read_text()}")
@@ -203,7 +218,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the models here")
     asked = parser.parse_args()
     chosen = [
-        one for one in CONFIGURATIONS if not asked.only or any(part in one.name for part in asked.only.split("+"))
+        one
+        for one in (*CONFIGURATIONS, *RANKS)
+        if not asked.only or any(part in one.name for part in asked.only.split("+"))
     ]
     with tempfile.TemporaryDirectory(prefix="whet-bench-plan-") as made:
         folder = asked.folder or Path(made)

@@ -132,7 +132,7 @@ def test_the_pace_of_a_training_corrects_the_rates_the_more_steps_there_are(
 ) -> None:
     """Steps take twice as long as the rates say: a busy machine. Saves wait for the disk, not for other programs."""
     found = forked_forecast.ForkedForecast(None, lambda _: None)  # type: ignore[arg-type]
-    found._n_steps, found._began_s = n_steps, time.perf_counter()
+    found._n_paced, found._began_s = n_steps, time.perf_counter()
     clock = Clock(lambda: Ahead(n_steps=1000 - n_steps))
     for _ in range(n_steps):
         clock.add("forward_backward", 2.0)

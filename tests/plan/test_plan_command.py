@@ -182,6 +182,11 @@ def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
     memory = _planned(folder, capsys, ranks=2, memory="1TB")["memory"]
     assert memory["free_bytes"] == alone["free_bytes"] / 2
     assert memory["parts"]["optimizer"] == alone["parts"]["optimizer"]
+    times = [_planned(folder, capsys, ranks=n, memory="1TB")["time"] for n in (1, 2)]
+    assert times[1]["step"]["forward"] == pytest.approx(2 * times[0]["step"]["forward"], rel=0.25), (
+        "two share the cores of one"
+    )
+    assert any("each of 2 ranks" in doubt for doubt in times[1]["doubts"])
     found = _planned(folder, capsys, "--fit", ranks=2, memory=str(2 * memory["peak_bytes"] - 2))
     by_flags = {one["flags"]: one for one in found["fit"]}
     shared = by_flags["--zero_stage 1"]

@@ -37,6 +37,17 @@ def test_the_first_step_which_is_slow_does_not_count_once_there_is_a_second() ->
     assert clock_after((60.0, 100), (1.0, 100), n_steps=1, n_tokens=100).left_s == pytest.approx(1.0)
 
 
+def test_steps_next_to_something_slow_do_not_count_once_there_are_others() -> None:
+    clock = clock_after((60.0, 100), *[(9.0, 100)] * 5, n_steps=1, n_tokens=100)
+    clock.forget_pace()
+    assert clock.left_s == pytest.approx(9.0), "nothing else is known yet"
+    for seconds in (3.0, 1.0):
+        clock.add_step(seconds, 100)
+        assert clock.left_s == pytest.approx(seconds)
+    clock.add_step(1.0, 100)
+    assert clock.left_s == pytest.approx(1.0)
+
+
 def test_evaluations_to_come_count_as_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("whet.watch.meter.time.perf_counter", lambda: now[0])

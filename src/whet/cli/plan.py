@@ -268,6 +268,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
 
             ways = that_fit(job, args, free, found, changed)
         rates = rates_for(args, print, asked.hardware) if asked.time else None
+        rates = rates and replace(rates, shared_by=asked.ranks)
     facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
     fitting = [_Way(one, None) for one in ways or ()]
     if rates is not None:

@@ -6,7 +6,8 @@ threads have run is safe as the child has one thread, which enters no parallel r
 
 The child is disposable. The system ends it with this process, the run ends it with the training, and a child without an
 answer is killed after a while: then there is no forecast. It costs the training the fork, and the moment in which the
-child gives back what it does not need: pages that both hold are copied once the training writes to them.
+child gives back what it does not need: pages that both hold are copied once the training writes to them. So the steps
+next to the child are slow, and the pace of the run is that of the first steps after it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _AFTER_STEPS = 2
 """The first step is slow: the second one shows how long the run takes."""
 _MOMENT_S = 0.5
 """The training waits for its child at most so long, for it to give back memory."""
+_PACE_STEPS, _PACE_S = 10, 4.0
+"""Once the child is gone, the pace is known after so many steps more, or after the first that ends later than this."""
 _PATIENCE_S = 180.0
 _MOST_BYTES = 1 << 29
 """What the child may allocate."""
@@ -77,21 +80,31 @@ class ForkedForecast:
     def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
         self._engine, self._found = engine, found
         self._child: _Child | None = None
-        self._began_s = 0.0
+        self._answer: Mapping[str, Any] | None = None
+        """What the child has found, while the pace is not known."""
+        self._began_s = self._answered_s = 0.0
         self._n_steps = self._first = 0
+        self._n_paced = 0
+        """Steps since the answer."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._began_s, self._first, self._n_steps = time.perf_counter(), state.global_step, 0
+        self._began_s, self._first = time.perf_counter(), state.global_step
+        self._n_steps = self._n_paced = 0
+        self._answer = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Any, **known: Any) -> None:
         self._n_steps += 1
         if self._n_steps == _AFTER_STEPS and meter.clock.left_s >= LEAST_S:
             self._begin(state, known["optimizer"])
         elif self._child is not None and (answer := self._child.answer()) is not None:
-            self._child = None
-            found = self._complete(answer, meter.clock)
-            self._found(found)
-            _show(found)
+            self._child, self._answer, self._answered_s = None, answer, time.perf_counter()
+            meter.clock.forget_pace()
+        elif self._answer is not None:
+            self._n_paced += 1
+            if self._n_paced > _PACE_STEPS or time.perf_counter() - self._answered_s > _PACE_S:
+                found, self._answer = self._complete(self._answer, meter.clock), None
+                self._found(found)
+                _show(found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._child is not None:
@@ -118,7 +131,7 @@ class ForkedForecast:
         how little it may be off.
         """
         taken_s = time.perf_counter() - self._began_s
-        pace_error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_steps))
+        pace_error = math.hypot(_ERROR_FRAC, _STEP_FRAC / math.sqrt(self._n_paced))
         found: dict[str, Any] = {"peak_bytes": None, "free_bytes": None, **answer}
         if "time" not in found:
             low_s, high_s = clock.left_s / (1 + pace_error), clock.left_s * (1 + pace_error)
@@ -127,7 +140,7 @@ class ForkedForecast:
         error = found.pop("error_frac")
         by_rates_s = sum(each_s for part, each_s in found["time"].items() if part not in _PAUSES)
         slower = (clock.training_s + clock.steps_left_s) / max(by_rates_s, 1e-9)
-        sampled = _STEP_FRAC / math.sqrt(self._n_steps)
+        sampled = _STEP_FRAC / math.sqrt(self._n_paced)
         slower **= error**2 / (error**2 + sampled**2)
         parts = {part: each_s * (1.0 if part == "saving" else slower) for part, each_s in found["time"].items()}
         train_s, error = sum(parts.values()), max(_ERROR_FRAC, error * sampled / math.hypot(error, sampled))

@@ -155,6 +155,8 @@ class Rates:
     clock: Literal["wall", "processor"] = "wall"
     noise: float = 0.0
     """By how much the second best time of a measurement was above its best, the median of all."""
+    shared_by: int = 1
+    """Ranks that compute here at once, each at its part of this speed."""
     surfaces: Mapping[str, Surface] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -191,7 +193,8 @@ class Rates:
     def optimizer_s(self, name: str, n_weights: float) -> float:
         """Return the time of an update of this many weights, with the norm of their gradient."""
         known = f"optimizer {name}" if self.knows_optimizer(name) else "optimizer auto"
-        return n_weights * (self.numbers.get(known, self.numbers["optimizer auto"]) + self.numbers["norm"])
+        each_s = self.numbers.get(known, self.numbers["optimizer auto"]) + self.numbers["norm"]
+        return self.shared_by * n_weights * each_s
 
     def knows_optimizer(self, name: str) -> bool:
         """Return whether the update of this optimizer was measured; on a CPU, auto is whet's AdamW."""
@@ -203,9 +206,8 @@ class Rates:
 
     def _in(self, precision: str, of: Callable[[str], Any]) -> float:
         """Return the time in a format; for those that were measured in one place alone, that of fp32 by their ratio."""
-        if precision in FORMATS:
-            return float(of(precision))
-        return float(of("fp32")) * self.numbers.get(f"format {precision}", 1.0)
+        of_format = 1.0 if precision in FORMATS else self.numbers.get(f"format {precision}", 1.0)
+        return self.shared_by * float(of(precision if precision in FORMATS else "fp32")) * of_format
 
 
 def _is_busy(load: float | None, threads: int) -> bool:

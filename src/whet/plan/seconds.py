@@ -323,6 +323,8 @@ def _doubts(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> I
         yield "adapters are not measured, only what they add in bytes", 0.10
     if not rates.knows_optimizer(anatomy.optimizer):
         yield f"the update of {anatomy.optimizer} is not measured, AdamW's is", 0.15
+    if rates.shared_by > 1:
+        yield f"each of {rates.shared_by} ranks is taken to have its part of the speed of all threads", 0.10
     if work.n_ranks > 1:
         yield "the exchange between ranks is estimated from copies in memory", 0.20
     if work.sampled:
@@ -417,7 +419,9 @@ def table(rates: Rates, found: Seconds, costs: Sequence[Price]) -> list[str]:
         if seconds >= _LEAST_FRAC * total
     ]
     low, high = (console.duration(seconds) for seconds in found.range_s)
-    head = f"time with {console.plural(rates.key.threads, 'thread')} of {rates.key.processor}, {found.precision}"
+    ranks = f"{rates.shared_by} ranks on " if rates.shared_by > 1 else ""
+    threads = console.plural(rates.key.threads, "thread")
+    head = f"time with {ranks}{threads} of {rates.key.processor}, {found.precision}"
     rows += [
         "  " + "-" * (_NAME + _AMOUNT + _SHARE),
         _row("from the command to its end", console.duration(found.total_s), ""),

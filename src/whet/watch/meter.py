@@ -86,7 +86,7 @@ class Clock:
         self._since_step: Counter[str] = Counter()
         """How often each part has come since the last step."""
         self._began_s = time.perf_counter()
-        self._n_known = 0
+        self._n_known, self._n_warm = 0, _WARM_STEPS
         self._steps = self._tokens = self._step_s = 0.0
 
     @contextmanager
@@ -114,12 +114,16 @@ class Clock:
 
     def add_step(self, seconds: float, n_tokens: int) -> None:
         """Count a step. The first one starts threads and takes memory from the system: the second one replaces it."""
-        kept = 0.0 if self._n_known == 1 else _KEPT
-        self._n_known += 1
+        kept = 0.0 if self._n_warm else _KEPT
+        self._n_known, self._n_warm = self._n_known + 1, max(self._n_warm - 1, 0)
         self._steps = kept * self._steps + 1
         self._tokens = kept * self._tokens + n_tokens
         self._step_s = kept * self._step_s + seconds
         self._since_step.clear()
+
+    def forget_pace(self) -> None:
+        """Let the next steps replace those so far, which something slowed that is over; the first is slow too."""
+        self._n_warm = _WARM_STEPS
 
     @property
     def training_s(self) -> float:
@@ -155,6 +159,8 @@ class Clock:
         return ahead.forward_tokens.get(pause, 0.0) * self._step_s / self._tokens / 3 if self._tokens else 0.0
 
 
+_WARM_STEPS = 2
+"""Each of so many steps replaces what is known of the pace."""
 _KEPT = 1.0 - 1.0 / 200.0
 """How much a step counts after the next one: steps of the last few hundred make the mean."""
 
