@@ -89,7 +89,9 @@ def _guides(found: dict[str, Any]) -> list[str]:
             f"{one:.1f} s" for one in shortest
         ],
     }
-    said = f"The guides' epoch, {alone:g} minutes on one node and {many:g} on {nodes}, is {claimed:.1%} of linear scaling."
+    said = (
+        f"The guides' epoch, {alone:g} minutes on one node and {many:g} on {nodes}, is {claimed:.1%} of linear scaling."
+    )
     return [said, "", *("| " + " | ".join([name, *cells]) + " |" for name, cells in table.items())]
 
 

@@ -25,7 +25,21 @@ def linked() -> Iterator[None]:
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
         (first, first_link, _), (second, second_link, _) = HOSTS
-        run("ip", "link", "add", first_link, "netns", first, "type", "veth", "peer", "name", second_link, "netns", second)
+        run(
+            "ip",
+            "link",
+            "add",
+            first_link,
+            "netns",
+            first,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            second_link,
+            "netns",
+            second,
+        )
         for name, link, address in HOSTS:
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", link)
             run("ip", "-n", name, "link", "set", link, "up")

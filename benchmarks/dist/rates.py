@@ -1,6 +1,6 @@
 """Measures sums over two ranks: seconds of one number and of 16 MiB. One rank of `scaling.py`.
 
-    python benchmarks/dist/rates.py OUT.json
+python benchmarks/dist/rates.py OUT.json
 """
 
 from __future__ import annotations

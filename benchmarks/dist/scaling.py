@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,14 @@ def main() -> None:
     if not asked.table:
         stored = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
         with links.linked(), tempfile.TemporaryDirectory() as folder:
-            stored |= _measure(asked, Path(folder))
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
+            for found in _measure(asked, Path(folder)):
+                stored |= found
+                RESULTS.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     print("\n".join(table(json.loads(RESULTS.read_text("utf-8")))))
 
 
-def _measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _measure(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the result of each model and side by its name."""
     rates = {name: _rates(folder, gbit) for name, gbit in {**LINKS, "none": None}.items()}
     for model in asked.models:
         for side in asked.sides:
@@ -69,10 +70,12 @@ def _measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             settings = {"model": model, "side": side, "rows": ROWS[model], "steps": asked.steps,
                         "precision": precision, "hook": asked.hook}  # fmt: skip
             rounds = [_round(settings, folder) for _ in range(asked.rounds)]
-            name = f"{model} {side} {rounds[0]['one'][1]['precision']}" + (f" {asked.hook}" if asked.hook != "none" else "")
-            found[name] = _summary(rounds) | {"rates": rates, "machine": facts()}
-            print(name, json.dumps(found[name]["efficiency"]), flush=True)
-    return found
+            name = f"{model} {side} {rounds[0]['one'][1]['precision']}" + (
+                f" {asked.hook}" if asked.hook != "none" else ""
+            )
+            found = _summary(rounds) | {"rates": rates, "machine": facts()}
+            print(name, json.dumps(found["efficiency"]), flush=True)
+            yield {name: found}
 
 
 def _round(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -141,7 +144,10 @@ def table(stored: dict[str, Any]) -> list[str]:
                  f"{statistics.median(found['efficiency']['two apart']):.1%}"]  # fmt: skip
         for link in LINKS:
             seen = found["efficiency"][link]
-            cells += [f"{statistics.median(seen):.1%} ({seen[0]:.1%} to {seen[-1]:.1%})", f"{predicted(found, link):.1%}"]
+            cells += [
+                f"{statistics.median(seen):.1%} ({seen[0]:.1%} to {seen[-1]:.1%})",
+                f"{predicted(found, link):.1%}",
+            ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

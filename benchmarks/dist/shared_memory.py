@@ -113,7 +113,10 @@ def _by_shared_memory(number: int, slots: list[Tensor], meet: Any) -> Callable[[
 
 def lines(stored: dict[str, Any], step_s: float) -> list[str]:
     """Return the results as a table, and what MiniLM's step of `step_s` would gain."""
-    found = ["| MB | gloo: wall, processor | shared memory: wall, processor | processor, shared memory / gloo |", "|---|---|---|---|"]
+    found = [
+        "| MB | gloo: wall, processor | shared memory: wall, processor | processor, shared memory / gloo |",
+        "|---|---|---|---|",
+    ]
     for size, ways in stored["sizes"].items():
         cells = [f"{_median(ways[way], 0) * 1e3:.1f} ms, {_median(ways[way], 1) * 1e3:.1f} ms" for way in ways]
         ratio = _median(ways["shared memory"], 1) / _median(ways["gloo"], 1)
