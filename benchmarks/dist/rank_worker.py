@@ -2,8 +2,8 @@
 
     python benchmarks/dist/rank_worker.py SETTINGS.json
 
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. `side` is whet (the engine of the commands) or torch: transformers'
-model, padded, in torch's DistributedDataParallel with fused AdamW, float32.
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. `side` is whet (the engine of the commands) or
+torch: transformers' model, padded, in torch's DistributedDataParallel with fused AdamW, float32.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ class _Clock(TrainerCallback):
 
 def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     from whet.config import arguments as settings
-    from whet.engine.engine import Engine, RunSpec
-    import whet
     from whet.data.store import RowStore
+    from whet.engine.engine import Engine, RunSpec
 
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     ids, lengths = _rows(asked, n_ranks)

@@ -4,10 +4,11 @@
     python benchmarks/dist/scaling.py --models minilm --rounds 5 --precision auto
     python benchmarks/dist/scaling.py --table
 
-The ranks are in network namespaces of this machine, each bound to a core of its own, with a link that is shaped to 1 and
-10 Gbit/s (needs root, `ip` and `tc`). Efficiency is the rate of the pair over twice that of the one. Two single ranks at
-the same time show what the machine itself takes: memory and clock rate are shared. The runs alternate. A model of cost
-(cost.py) predicts each pair from the single rank and the measured rates of the link; curve.py prints more nodes from these.
+The ranks are in network namespaces of this machine, each bound to a core of its own, with a link that is shaped to 1
+and 10 Gbit/s (needs root, `ip` and `tc`). Efficiency is the rate of the pair over twice that of the one. Two single
+ranks at the same time show what the machine itself takes: memory and clock rate are shared. The runs alternate. A model
+of cost (cost.py) predicts each pair from the single rank and the measured rates of the link; curve.py prints more nodes
+from these.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from torch import Tensor, multiprocessing
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from machine import facts
+from machine import facts  # noqa: E402
 
 RESULTS = HERE / "shared_memory.json"
 SIZES_MB = (1, 4, 10, 42.6, 100)
@@ -126,8 +126,8 @@ def lines(stored: dict[str, Any], step_s: float) -> list[str]:
     return [
         *found,
         "",
-        f"MiniLM's step of {step_s:.2f} s: shared memory saves {gains[1]:.1%} of it in processor time, and {gains[0]:.1%} in "
-        "wall clock if nothing of the sum were hidden behind the backward pass.",
+        f"MiniLM's step of {step_s:.2f} s: shared memory saves {gains[1]:.1%} of it in processor time, and "
+        f"{gains[0]:.1%} in wall clock if nothing of the sum were hidden behind the backward pass.",
         f"Load of the machine: {stored['load_before']:.1f} before, {stored['load_after']:.1f} after.",
     ]
 

@@ -18,12 +18,12 @@ import torch.distributed as torch_dist
 def end_rank(code: int) -> None:
     """End this process with the exit code if it is a rank whose exchanges go through gloo; return if it is none.
 
-    Threads are waited for and the functions of `atexit` called, as at every end of Python; `join` has put `leave` there.
+    Threads are waited for and the functions of `atexit` called, as at each end of Python; `join` has put `leave` there.
     """
     if not (torch_dist.is_available() and torch_dist.is_initialized() and torch_dist.get_backend() == "gloo"):
         return
-    threading._shutdown()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
-    atexit._run_exitfuncs()  # noqa: SLF001
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # there is none, or it is broken or closed
             stream.flush()

@@ -93,7 +93,7 @@ def _wrapped(group: Group, model: nn.Module, options: ReduceOptions, left_out: s
     watched = _Watched(model, searched=searched)
     names = [name for name, one in watched.named_parameters() if id(one) in left_out]
     names += [name for name, _ in watched.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(watched, names)  # noqa: SLF001
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(watched, names)
     with group.noticing("prepared the exchange of gradients"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer releases name broadcast_buffers otherwise
         ddp = DistributedDataParallel(

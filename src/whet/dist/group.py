@@ -1,8 +1,9 @@
 """The process group of a run: where its ranks meet, and their exchanges. Only this folder calls torch.distributed.
 
-torch joins the ranks (`env://`, `tcp://`). What is decided here: an address for MPI launchers and Slurm, which set none;
-the loopback interface for ranks of one machine, so that nobody outside can take the place of a rank; and for gloo the
-interface that leads to rank 0, because gloo looks its own host name up, which on many machines is 127.0.1.1 or unknown.
+torch joins the ranks (`env://`, `tcp://`). What is decided here: an address for MPI launchers and Slurm, which set
+none; the loopback interface for ranks of one machine, so that nobody outside can take the place of a rank; and for gloo
+the interface that leads to rank 0, because gloo looks its own host name up, which on many machines is 127.0.1.1 or
+unknown.
 
 A rank that ends closes its connections, and the others' next collective fails: `LostRankError`. A rank that hangs is
 noticed after the timeout of the group.
@@ -89,8 +90,9 @@ def address_for(place: Place, environment: Mapping[str, str]) -> Address:
         what="it is not known where the ranks meet",
         got=f"rank {place.rank} of {place.n_ranks}, started by {place.launcher}; MASTER_ADDR is not set",
         why="ranks on several machines find each other at an address of rank 0's machine",
-        fix=f"set MASTER_ADDR to the name or address of rank 0's machine, for all ranks ({_HOW.get(place.launcher, _ANY)}"
-        f"); MASTER_PORT too if {_USUAL_PORT} is not free there; or use whet launch --hosts",
+        fix=f"set MASTER_ADDR to the name or address of rank 0's machine, for all ranks "
+        f"({_HOW.get(place.launcher, _ANY)}); MASTER_PORT too if {_USUAL_PORT} is not free there; or use whet launch "
+        "--hosts",
     )
 
 
@@ -138,9 +140,9 @@ def met(place: Place, address: Address, timeout: timedelta) -> Iterator[None]:
             what=f"rank {place.rank} of {place.n_ranks} did not meet the others at {address}",
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             why=f"all ranks have to join within {timeout_s:.0f} seconds (--ddp_timeout)",
-            fix="check that every rank was started, that MASTER_ADDR is an address of rank 0's machine which all machines "
-            f"reach, and that MASTER_PORT is free there; {_GLOO} must name, on each machine, the interface that leads to "
-            "the others; a process alone needs RANK and WORLD_SIZE taken out: env -u RANK -u WORLD_SIZE",
+            fix="check that every rank was started, that MASTER_ADDR is an address of rank 0's machine which all "
+            f"machines reach, and that MASTER_PORT is free there; {_GLOO} must name, on each machine, the interface "
+            "that leads to the others; a process alone needs RANK and WORLD_SIZE taken out: env -u RANK -u WORLD_SIZE",
         ) from error
     finally:
         timer.cancel()
@@ -214,7 +216,7 @@ def _say(line: str) -> None:
 
 
 def _first_of_slurm(environment: Mapping[str, str]) -> str | None:
-    """Return the first node of Slurm's list, such as rack1node09 of rack[1-2]node[09-10],login; None if there is none."""
+    """Return the first node of Slurm's list, such as rack1node09 of rack[1-2]node[09-10]; None if there is none."""
     listed = next((environment[name] for name in _SLURM_LISTS if environment.get(name)), "")
     entry = _FIRST_ENTRY.match(listed.strip())
     name = _CHOICES.sub(r"\1", entry[0]).strip() if entry else ""
@@ -263,7 +265,7 @@ class Group:
     """The ranks of a run, with the exchanges that they need. All ranks make the same calls in the same order."""
 
     place: Place
-    device: torch.device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 it is immutable
     """Where exchanged numbers have to be: the CPU for gloo and MPI, the rank's GPU for nccl."""
     timeout: timedelta = timedelta(minutes=30)
     """How long a rank waits for the others in an exchange."""
@@ -392,7 +394,7 @@ def join(backend: str | None, timeout_s: float, *, on_gpu: bool = False) -> Grou
 
 def _group_for_waits() -> Any:
     """Return the process group of waits, on the CPU; it is made once, by all ranks together."""
-    run = torch_dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    run = torch_dist.distributed_c10d._get_default_group()
     if not _for_waits or _for_waits[0][0] is not run:
         backend = "gloo" if torch_dist.is_backend_available("gloo") else None
         _for_waits[:] = [(run, torch_dist.new_group(timeout=_LONGEST_WAIT, backend=backend))]

@@ -1,9 +1,9 @@
 """What ranks say to each other besides exchanging tensors: JSON and arrays of numbers, whose reading runs no code.
 
-torch's object collectives (`all_gather_object`, `broadcast_object_list` and others) are pickles: whoever connects in the
-place of a rank can run commands on all others with one message. Here a message is one tensor of bytes: the length of a
-text, the text, which is JSON, and the contents of the arrays that it describes. Its size is limited, and the caller
-says which values it takes.
+torch's object collectives (`all_gather_object`, `broadcast_object_list` and others) are pickles: whoever connects in
+the place of a rank can run commands on all others with one message. Here a message is one tensor of bytes: the length
+of a text, the text, which is JSON, and the contents of the arrays that it describes. Its size is limited, and the
+caller says which values it takes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MessageError(WhetError):
 def gather(value: Any, valid: Check, *, n_ranks: int, device: torch.device, large: bool = False) -> list[Any]:
     """Return the values of all ranks, in the order of their numbers; `large`: they may fill the memory that is left.
 
-    A value is None, a bool, a number, a text, a tensor or an array of numpy, or a list, a tuple or a dict of such values.
+    A value is None, a bool, a number, a text, a tensor or an array of numpy, or a list, a tuple or a dict of these.
     Raises ConfigError on all ranks if one has anything else, and MessageError for a message that is not valid.
     """
     own = _encoded(value, large)
@@ -87,7 +87,7 @@ def of_first(value: Any, valid: Check, *, rank: int, device: torch.device) -> An
 def _require_size(size: int, rank: int, n_bytes: int, large: bool) -> None:
     """Refuse a message that is too large to be one; `n_bytes` is what all messages of the exchange take together."""
     left = (memory.available_bytes() or n_bytes) if large and size > _MOST_BYTES else _MOST_BYTES
-    if not 0 < size or (size > _MOST_BYTES and (not large or n_bytes > left)):
+    if not size > 0 or (size > _MOST_BYTES and (not large or n_bytes > left)):
         raise _not_ours(rank, f"a message of {size} bytes; {left} bytes are the most")
 
 
@@ -96,8 +96,8 @@ def _not_ours(rank: int, got: str) -> MessageError:
         what=f"rank {rank} sent a message that no rank of this run sends",
         got=got[:_LONGEST_REASON],
         why="ranks send each other JSON and tensors, and nothing else is read",
-        fix="start all ranks with the same version of whet, in a network in which no other program can take the place of "
-        "a rank (docs/ranks.md, whom ranks trust)",
+        fix="start all ranks with the same version of whet, in a network in which no other program can take the place "
+        "of a rank (docs/ranks.md, whom ranks trust)",
     )
 
 
@@ -191,8 +191,8 @@ def _unsendable(rank: int, reason: str) -> ConfigError:
     return ConfigError(
         what=f"a value of rank {rank} cannot travel to the other ranks",
         got=reason,
-        why="ranks exchange numbers, texts, tensors and arrays of numbers, in lists, tuples and dicts; never pickles, which "
-        "can run code",
+        why="ranks exchange numbers, texts, tensors and arrays of numbers, in lists, tuples and dicts; never pickles, "
+        "which can run code",
         fix="let the method, the callback or the metric that returns it return such values",
     )
 
@@ -244,7 +244,7 @@ def _dict(content: Any, arrays: _Arrays) -> dict[Any, Any]:
 
 def _numpy(content: Any, arrays: _Arrays) -> np.ndarray:
     name, shape = content
-    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 12 else None  # noqa: PLR2004
+    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 12 else None
     if dtype is None or dtype.kind not in _KINDS_OF_NUMPY or not dtype.itemsize:
         raise ValueError("an array of no plain numbers")
     data = arrays.take(shape, dtype.itemsize)
@@ -291,7 +291,7 @@ def error_facts(error: WhetError) -> list[Any]:
 
 def is_error(value: Any) -> bool:
     """Return whether this is a value that `error_facts` returns."""
-    if not (isinstance(value, list) and len(value) == 2 and value[0] in [*_ERRORS] and isinstance(value[1], list)):  # noqa: PLR2004
+    if not (isinstance(value, list) and len(value) == 2 and value[0] in [*_ERRORS] and isinstance(value[1], list)):
         return False
     return bool(value[1]) and all(isinstance(one, list) and _is_problem(*one) for one in value[1])
 

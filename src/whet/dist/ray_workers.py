@@ -1,7 +1,7 @@
 """Threads and cores of a Ray Train worker.
 
-Ray sets OMP_NUM_THREADS to the CPUs that it assigns to a process, which is 1 unless `resources_per_worker` says more, and
-binds no process to cores.
+Ray sets OMP_NUM_THREADS to the CPUs that it assigns to a process, which is 1 unless `resources_per_worker` says more,
+and binds no process to cores.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def _cpus(resources: Any) -> float:
 
 def _shared(place: Place, assigned: Assigned) -> str:
     return (
-        f"Ray assigned {assigned.worker:g} CPUs to rank {place.rank} and {assigned.elsewhere:g} to other work: it keeps "
-        f"{plural(max(int(assigned.worker), 1), 'thread')}; resources_per_worker={{'CPU': N}} in ScalingConfig gives it N"
+        f"Ray assigned {assigned.worker:g} CPUs to rank {place.rank} and {assigned.elsewhere:g} to other work: it "
+        f"keeps {plural(max(int(assigned.worker), 1), 'thread')}; resources_per_worker={{'CPU': N}} in ScalingConfig "
+        "gives it N"
     )
 
 

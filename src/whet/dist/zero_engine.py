@@ -135,7 +135,9 @@ class ZeroEngine:
         """Give DeepSpeed's flat parts the state that the complete parameters had."""
         safe_set_full_optimizer_state = _library().utils.safe_set_full_optimizer_state
         example = next(iter(states.values()))
-        flats = self._zero.fp32_partitioned_groups_flat if self.stage == 3 else self._zero.single_partition_of_fp32_groups
+        flats = (
+            self._zero.fp32_partitioned_groups_flat if self.stage == 3 else self._zero.single_partition_of_fp32_groups
+        )
         self._base.state.clear()
         for flat in flats:
             self._base.state[flat] = {
