@@ -31,8 +31,8 @@ CARD = Card(
     page="memory.md#a-step-inside-backward",
 )
 
-_SMALL = 1 << 16
-"""Numbers of a parameter whose gradient stays until the end of the step: biases and norms, a thousandth of a model."""
+_SMALL_FRAC = 1e-3
+"""The share of all weights below which the gradient of a parameter stays until the end of the step: biases, norms."""
 
 
 class InBackward:
@@ -95,7 +95,8 @@ def _left_to_the_end(optimizer: Optimizer) -> frozenset[int]:
     """Return the ids of parameters that share memory, and of small ones, which one call updates faster than many."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     sharing = {number for group in shared_memory.overlapping(parameters) for number in group}
-    return frozenset(id(one) for number, one in enumerate(parameters) if number in sharing or one.numel() < _SMALL)
+    small = _SMALL_FRAC * sum(one.numel() for one in parameters)
+    return frozenset(id(one) for number, one in enumerate(parameters) if number in sharing or one.numel() < small)
 
 
 def _square(grad: Tensor) -> Tensor:
