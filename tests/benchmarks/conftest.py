@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / "cpu"), str(BENCHMARKS / "encoders"), str(BENCHMARKS / "dist")]
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "cpu"), str(BENCHMARKS / "encoders"), str(BENCHMARKS / "dist")]

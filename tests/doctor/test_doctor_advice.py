@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whet.cli.main import run
+from whet.doctor import report
 from whet.doctor.report import Findings, Machine, Native, Rates, Software, advice_for, as_text, broken_parts
 
 _MACHINE = Machine(
@@ -34,6 +36,34 @@ def _findings(**changes: Any) -> Findings:
     return Findings(machine=parts[0], software=parts[1], native=parts[2], rates=None)
 
 
+def test_requirements_that_installed_packages_do_not_meet_are_named() -> None:
+    """Of this environment: what is new enough, missing or only an extra's is not named."""
+    asked = ["pytest>=9999", "numpy>=2", "no-such-package>=1", "torch>=9999; extra == 'gpu'", "ruff>0"]
+    (named,) = report.unsupported(asked)
+    assert named == f"pytest {pytest.__version__} (whet needs >=9999)"
+    assert report.unsupported(report.requires_of("whet-train")) == []
+    assert report.requires_of("no-such-package") == []
+
+
+def test_a_cuda_build_without_a_gpu_is_named_with_its_size() -> None:
+    (problem,) = advice_for(_findings(torch="2.13.0+cu130", cuda="13.0", cuda_bytes=6 * 2**30))
+    assert problem.got == "torch 2.13.0+cu130, CUDA 13.0: 6.0 GiB with its packages"
+
+
+def test_the_size_of_a_cuda_build_is_that_of_torch_and_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = report._size_of_cuda()
+    for name, files in {"nvidia_cublas-13.1": "a.so,sha256=x,500\nb.so,,24\nc.py,,\n", "other-1": "d.so,,7\n"}.items():
+        (tmp_path / f"{name}.dist-info").mkdir()
+        package = name.partition("-")[0].replace("_", "-")
+        (tmp_path / f"{name}.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        (tmp_path / f"{name}.dist-info/RECORD").write_text(files)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert report._size_of_cuda() - before == 524
+    assert before > 10**8  # torch itself
+
+
 def test_good_machine_gets_no_advice() -> None:
     found = _findings()
     assert broken_parts(found) == advice_for(found) == []
@@ -55,6 +85,9 @@ def test_good_machine_gets_no_advice() -> None:
         ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
         ({"numa_nodes": 2}, "numactl"),
         ({"nvidia_gpus": ["NVIDIA A100"]}, "CUDA"),
+        ({"torch": "2.13.0+cu130", "cuda": "13.0", "cuda_bytes": 6 * 2**30},
+         "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu (uv: uv pip install torch==2.13"),
+        ({"torch": "2.14.0", "onednn": "3.12.3", "instruction_sets": ["AMX bf16"]}, "leave --fp16 out"),
         ({"path": None, "isa": None}, "source tree of whet"),
         ({"asked_isa": "avx2"}, "unset WHET_ISA"),
     ],
@@ -73,6 +106,7 @@ def test_one_problem_gives_one_piece_of_advice(changes: dict[str, Any], fix: str
         ({"torch_error": "ImportError: x", "threads": None, "isa": None, "error": "no torch"}, "torch cannot compute"),
         ({"path": None, "isa": None, "error": "torch cannot be loaded: x"}, "cannot be loaded"),
         ({"transformers": None}, "transformers is missing"),
+        ({"too_old": ["transformers 5.10.0 (whet needs >=5.17)"]}, "not of a version that whet supports"),
         ({"isa": None, "error": "wrong ELF class"}, "cannot be used"),
     ],
 )
@@ -89,6 +123,9 @@ def test_broken_parts_change_the_exit_code(changes: dict[str, Any], what: str) -
         {"load": 12.0, "settings": {"OMP_WAIT_POLICY": "PASSIVE"}},
         {"load": 12.0, "threads": 1, "usable_cores": 1},
         {"nvidia_gpus": ["NVIDIA A100"], "gpus": ["NVIDIA A100, 80 GiB"]},
+        {"nvidia_gpus": ["NVIDIA A100"], "gpus": ["NVIDIA A100, 80 GiB"], "cuda": "13.0", "cuda_bytes": 6 * 2**30},
+        {"onednn": "3.12.3"},
+        {"onednn": "3.12.4", "instruction_sets": ["AMX bf16"]},
         {"load": None, "huge_pages": None, "memory_available_bytes": None, "numa_nodes": 0},
         {"asked_isa": "v4"},
     ],

@@ -10,8 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILE_BYTES = 500_000
 PRIVATE_PATH = re.compile(r"(?<![\w.~}])/(?:(?:home|Users)/\w+|(?:root|work|farm|tmp)/\w)")
+# PyTorch's index of builds for CPUs may be named: without it, pip brings those for CUDA.
 PACKAGE_HOST = re.compile(
-    r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|npmjs\.(?:org|com)|\w+\.debian\.org|\w+\.ubuntu\.com"
+    r"pypi\.org|pythonhosted\.org|download\.pytorch\.org(?!/whl/cpu\b)|npmjs\.(?:org|com)|\w+\.debian\.org|\w+\.ubuntu\.com"
     r"|anaconda\.(?:org|com)|crates\.io"
 )
 

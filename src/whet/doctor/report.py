@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,14 @@ class Software:
     """The OpenMP libraries that this process has loaded."""
     gpus: list[str]
     """GPUs that torch can use."""
+    cuda: str | None = None
+    """The version of CUDA that torch was built for; None: a build for CPUs, or for other devices."""
+    cuda_bytes: int = 0
+    """Size of torch and of the packages that only its build for CUDA needs; 0 without one."""
+    onednn: str | None = None
+    """The version of oneDNN in torch; None: torch does not say."""
+    too_old: list[str] = field(default_factory=list)
+    """Packages of another version than whet supports, with both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +195,10 @@ def examine_software() -> Software:
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         openmp=openmp.libraries(),
         gpus=[] if error else _gpus(),
+        cuda=None if error else _cuda(),
+        cuda_bytes=0 if error or _cuda() is None else _size_of_cuda(),
+        onednn=None if error else _onednn_version(),
+        too_old=unsupported(requires_of("whet-train")),
     )
 
 
@@ -219,6 +232,53 @@ def _gpus() -> list[str]:
 
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return [f"{one.name}, {one.total_memory / 2**30:.0f} GiB" for one in found]
+
+
+def _cuda() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _size_of_cuda() -> int:
+    """Return the bytes of torch and of NVIDIA's packages, as their installation listed them."""
+    names = {one: (one.metadata["Name"] or "").lower() for one in distributions()}
+    parts = [one for one, name in names.items() if re.match(r"(?:torch|triton)$|(?:nvidia|cuda)-", name)]
+    return sum(file.size or 0 for one in parts for file in one.files or ())
+
+
+def _onednn_version() -> str | None:
+    import torch
+
+    found = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch.__config__.show())
+    return found[1] if found else None
+
+
+def requires_of(package: str) -> list[str]:
+    """Return the requirements of an installed package; none if it is not installed."""
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:
+        return []
+
+
+def unsupported(requirements: Sequence[str]) -> list[str]:
+    """Return the installed packages that do not meet these requirements, those of extras left out."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it comes with transformers, which is reported as missing
+        return []
+    asked, here = [Requirement(one) for one in requirements], {"extra": ""}
+    found = {
+        one.name: (one.specifier, version_of(one.name))
+        for one in asked
+        if one.marker is None or one.marker.evaluate(here)
+    }
+    return [
+        f"{name} {installed} (whet needs {specifier})"
+        for name, (specifier, installed) in found.items()
+        if installed is not None and not specifier.contains(installed, prereleases=True)
+    ]
 
 
 _V3 = {"avx2", "fma", "bmi1", "bmi2"}
@@ -386,7 +446,13 @@ def _training_rates() -> dict[str, Any]:
 _LITTLE_MEMORY_BYTES = 2 * 2**30
 _LITTLE_DISK_BYTES = 5 * 2**30
 """A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
-_REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
+_CPU_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
+_REINSTALL_TORCH = (
+    f"run: pip install --force-reinstall torch {_CPU_INDEX} (with a GPU: without --index-url; uv: uv pip install "
+    "--reinstall torch --torch-backend=cpu)"
+)
+_SLOW_FP16_ONEDNN = "3.12.3"
+"""Of torch 2.14; 3.12.4 is right again. https://github.com/pytorch/pytorch/issues/193951"""
 _PLAIN_TORCH = "plain torch runs instead, which is slower in all parts between the matrix products"
 
 
@@ -401,8 +467,9 @@ def advice_for(found: Findings) -> list[Problem]:
     """Return what costs speed or may end a run, although training works."""
     machine, software = found.machine, found.software
     of_machine = [] if machine is None else [*_about_machine(machine)]
+    of_torch = [] if machine is None or software is None else [*_about_torch(machine, software)]
     of_threads = [] if machine is None or software is None else [*_about_threads(machine, software)]
-    return [*_about_native(found.native), *of_machine, *of_threads]
+    return [*_about_native(found.native), *of_machine, *of_torch, *of_threads]
 
 
 def _broken_software(software: Software) -> Iterator[Problem]:
@@ -418,6 +485,13 @@ def _broken_software(software: Software) -> Iterator[Problem]:
             what="transformers is missing",
             why="models and tokenizers come from it",
             fix="run: pip install transformers",
+        )
+    if software.too_old:
+        yield Problem(
+            what="packages are not of a version that whet supports",
+            got=", ".join(software.too_old),
+            why="whet is tested with these versions alone; something that was installed later has changed them",
+            fix="install whet again, which brings its versions; what needs the others gets an environment of its own",
         )
 
 
@@ -507,6 +581,26 @@ def _about_machine(machine: Machine) -> Iterator[Problem]:
             got=machine.numa_nodes,
             why="access to another node's memory is slower than to the own node's; what is faster depends on the model",
             fix="compare with one node: numactl --cpunodebind=0 --membind=0 whet qa ...",
+        )
+
+
+def _about_torch(machine: Machine, software: Software) -> Iterator[Problem]:
+    torch = (software.torch or "").partition("+")[0]
+    to_cpu = f"pip install torch=={torch} {_CPU_INDEX} (uv: uv pip install torch=={torch} --torch-backend=cpu)"
+    if software.cuda is not None and not machine.nvidia_gpus and not software.gpus:
+        yield Problem(
+            what="torch is a build for CUDA on a machine without a GPU",
+            got=f"torch {software.torch}, CUDA {software.cuda}: {_size(software.cuda_bytes)} with its packages",
+            why="the build for CPUs computes the same, and takes a fraction of the disk, the image and the download",
+            fix="run: pip freeze | grep -oE '^(nvidia|cuda|triton)[^=]*' | xargs pip uninstall -y torch; then: "
+            f"{to_cpu}",
+        )
+    if software.onednn == _SLOW_FP16_ONEDNN and any(name.startswith("AMX") for name in machine.instruction_sets):
+        yield Problem(
+            what="this torch multiplies fp16 a thousand times slower than fp32",
+            got=f"torch {software.torch} with oneDNN {software.onednn}, a processor with AMX",
+            why="oneDNN falls back to its reference loops there (pytorch issue 193951); bf16 and fp32 are not affected",
+            fix="leave --fp16 out, and load models that are stored in fp16 as float32; or use torch 2.13",
         )
 
 
