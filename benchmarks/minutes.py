@@ -153,11 +153,11 @@ def tables() -> dict[str, str]:
     usd_per_h = {one.name: one.usd_per_h for one in MACHINES}
     runs = []
     for rate in rates():
-        minutes = [EXAMPLES * EPOCHS * rate.tokens_per_example / of / 60 for of in (rate.whet, rate.transformers)]
+        tokens, *per_s = map(round, (rate.tokens_per_example, rate.whet, rate.transformers))  # as readers see them
+        minutes = [EXAMPLES * EPOCHS * tokens / of / 60 for of in per_s]
         usd = [of / 60 * usd_per_h[rate.machine] for of in minutes]
         runs.append(
-            (rate.job, rate.machine, f"{rate.tokens_per_example:.0f}", f"{rate.whet:,.0f}", f"{rate.transformers:,.0f}",
-             *(_digits(one) for one in (*minutes, *usd)))
+            (rate.job, rate.machine, f"{tokens}", *(f"{of:,}" for of in per_s), *map(_digits, (*minutes, *usd)))
         )  # fmt: skip
     return {
         "prices": _table(("machine", "measured on", "$ an hour"), prices),
@@ -170,7 +170,7 @@ def tables() -> dict[str, str]:
 
 def _digits(value: float) -> str:
     """Return the value with the digits that mean something."""
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

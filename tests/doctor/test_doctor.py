@@ -72,9 +72,10 @@ def test_doctor_reports_this_machine(found: dict[str, Any]) -> None:
 
 def test_doctor_reports_versions_and_packages(found: dict[str, Any]) -> None:
     software = found["software"]
-    code = (
-        "import torch; print(torch.__version__, torch.get_num_threads(), torch.version.cuda, torch.__config__.show())"
-    )
+    code = """
+import torch
+print(torch.__version__, torch.get_num_threads(), torch.version.cuda, torch.__config__.show())
+"""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     torch, threads, cuda, *build = said.stdout.split()

@@ -68,13 +68,13 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
 
-    def open(self, path: Path, *, width: int, height: int = 900, scheme: str = "light") -> None:
-        """Show the file in a window of this size, in a light or a dark system; narrow windows are those of a phone."""
+    def open(self, place: Path | str, *, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Show a file or an address in a light or a dark system; narrow windows are those of a phone."""
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=width < 600,
                   deviceScaleFactor=1)  # fmt: skip
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._events.clear()
-        self._ask("Page.navigate", url=path.resolve().as_uri())
+        self._ask("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
         self._wait_for("Page.loadEventFired")
 
     def find(self, script: str) -> Any:
