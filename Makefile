@@ -139,7 +139,7 @@ bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shap
 	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)
 
 docs: $(HAS_DOCS) ## Build the site of the docs in site/, without network; dead links and what needs the network end it: half a minute
-	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --quiet --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --strict $(ARGS)
 
 test-docs: docs $(HAS_TOOLS) ## Look at the site in a browser: phone and desktop, light and dark, search, no network; needs chromium; 2 minutes
 	@$(PYTEST) tests/site/built.py $(ARGS)

@@ -148,7 +148,7 @@ def test_search_finds_pages_without_network(browser: Browser, address: str, word
 @in_browser
 def test_prices_and_examples_of_the_cost_page_change_its_tables(browser: Browser, address: str) -> None:
     browser.open(f"{address}/cost.html", width=1280)
-    row = "[...document.querySelectorAll('article tr')].find(one => one.textContent.startsWith('answers, MiniLM'))"
+    row = "[...document.querySelectorAll('article tr')].find(one => one.cells[0].textContent === 'answers, MiniLM')"
     cells = f"() => [...{row}.cells].slice(5).map(one => one.textContent)"
     before = browser.find(cells)
     written = next(
@@ -174,7 +174,7 @@ def test_prices_and_examples_of_the_cost_page_change_its_tables(browser: Browser
 @in_browser
 @pytest.mark.skipif("SITE_PICTURES" not in os.environ, reason="SITE_PICTURES names no folder")
 @pytest.mark.parametrize(
-    "page", ["index", "start", "choose", "cost", "faq", "reference", "methods", "run", "kubernetes"]
+    "page", ["index", "start", "choose", "cost", "faq", "reference", "methods", "run", "kubernetes", "decisions/index"]
 )
 def test_pictures(browser: Browser, address: str, page: str) -> None:
     folder = Path(os.environ["SITE_PICTURES"])

@@ -30,15 +30,20 @@ REFERENCE = "reference.md"
 _HOME = {there: here for here, there in JOINED.items()}
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
-_FENCE = re.compile(r"^( *```\w+)[^\n`]+$", re.MULTILINE)
+_FENCE = re.compile(r"^( *```\w+) [^\n`]*$", re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
+_INLINE = re.compile(r"<pre.*?</pre>|<code>[^<]*</code>", re.DOTALL)
+_OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
 _BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LOADS = re.compile(
     r"<(?:script|img|source|iframe|video|audio|embed)\b[^>]*?\ssrc(?:set)?=[\"']?(?:https?:)?//[^\"'\s>]+"
     r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*?href=[\"']?(?:https?:)?//"
     r"|url\(\s*[\"']?(?:https?:)?//|@import\s+[\"'](?:https?:)?//"
 )
-_UNRENDERED = re.compile(r"<p>(?:(?!</p>).)*?^(?:- |\d+\. |\|.*\||```).*$", re.DOTALL | re.MULTILINE)
+_UNRENDERED = re.compile(r"<p>(?:(?!</p>).)*?^(?:- |\d+\. |\|[^\n]*\||```)[^\n]*", re.DOTALL | re.MULTILINE)
+
+
+_BROKEN_LIST = re.compile(r"</ol>\n<div class=\"highlight\"><pre>(?:(?!</pre>).)*</pre></div>\n<ol>", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -67,13 +72,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     prose = (_LINK.sub(lambda found: _moved(found, here, page.file), part) for part in parts[::2])
     fenced = (_FENCE.sub(r"\1", part) for part in parts[1::2])
     text = "".join(_in_turn(prose, fenced))
+    if page.file.src_uri == JOINED["README.md"]:
+        page.meta["hide"] = ["navigation"]  # it is the only page of its part
     return text + _list_of_decisions() if here == "docs/decisions/README.md" else text
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep options such as --bf16 together: browsers would break a line after their hyphens."""
+    return _INLINE.sub(lambda found: found[0] if found[0].startswith("<pre") else _kept_together(found[0]), html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page on which a list, a table or a block was not understood."""
     if found := _UNRENDERED.search(output):
         raise PluginError(f"{page.file.src_uri}: shown as a paragraph:\n{found[0][-300:]}")
+    if found := _BROKEN_LIST.search(output):
+        raise PluginError(f"{page.file.src_uri}: a list begins again after a block; indent that by four:\n{found[0]}")
     return output
 
 
@@ -125,6 +139,10 @@ def _moved(found: re.Match[str], here: str, file: File) -> str:
     return f"{opening}{led}{'#' if anchor else ''}{anchor}{closing}"
 
 
+def _kept_together(code: str) -> str:
+    return _OPTION.sub(lambda found: f'<span class="option">{found[0]}</span>', code)
+
+
 def _two_pictures(found: re.Match[str]) -> str:
     """Return GitHub's element with a light and a dark picture as two images, of which the theme shows one."""
     (dark,), (light,) = (re.findall(rf"<{tag}[^>]*src(?:set)?=\"([^\"]+)\"", found[0]) for tag in ("source", "img"))
@@ -157,4 +175,4 @@ def _list_of_decisions() -> str:
     """Return a list of the pages of decisions, by number."""
     pages = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
     titles = {page.name: page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for page in pages}
-    return "\n" + "\n".join(f"- [{title}]({name})" for name, title in titles.items()) + "\n"
+    return "\n## All\n\n" + "\n".join(f"- [{title}]({name})" for name, title in titles.items()) + "\n"
