@@ -264,10 +264,8 @@ def requires_of(package: str) -> list[str]:
 
 def unsupported(requirements: Sequence[str]) -> list[str]:
     """Return the installed packages that do not meet these requirements, those of extras left out."""
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # it comes with transformers, which is reported as missing
-        return []
+    from packaging.requirements import Requirement
+
     asked, here = [Requirement(one) for one in requirements], {"extra": ""}
     found = {
         one.name: (one.specifier, version_of(one.name))
