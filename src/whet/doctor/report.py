@@ -444,10 +444,13 @@ def _training_rates() -> dict[str, Any]:
 _LITTLE_MEMORY_BYTES = 2 * 2**30
 _LITTLE_DISK_BYTES = 5 * 2**30
 """A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
-_CPU_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
+_INSTALL_CPU_TORCH = (
+    "pip install {0} --index-url https://download.pytorch.org/whl/cpu (uv: uv pip install {0} --torch-backend=cpu)"
+)
+"""PyTorch's default build for Linux brings CUDA along."""
 _REINSTALL_TORCH = (
-    f"run: pip install --force-reinstall torch {_CPU_INDEX} (with a GPU: without --index-url; uv: uv pip install "
-    "--reinstall torch --torch-backend=cpu)"
+    "run: pip install --force-reinstall torch, without a GPU with --index-url https://download.pytorch.org/whl/cpu "
+    "(uv: uv pip install --reinstall torch --torch-backend=auto)"
 )
 _SLOW_FP16_ONEDNN = "3.12.3"
 """Of torch 2.14; 3.12.4 is right again. https://github.com/pytorch/pytorch/issues/193951"""
@@ -583,15 +586,13 @@ def _about_machine(machine: Machine) -> Iterator[Problem]:
 
 
 def _about_torch(machine: Machine, software: Software) -> Iterator[Problem]:
-    torch = (software.torch or "").partition("+")[0]
-    to_cpu = f"pip install torch=={torch} {_CPU_INDEX} (uv: uv pip install torch=={torch} --torch-backend=cpu)"
     if software.cuda is not None and not machine.nvidia_gpus and not software.gpus:
         yield Problem(
             what="torch is a build for CUDA on a machine without a GPU",
             got=f"torch {software.torch}, CUDA {software.cuda}: {_size(software.cuda_bytes)} with its packages",
             why="the build for CPUs computes the same, and takes a fraction of the disk, the image and the download",
-            fix="run: pip freeze | grep -oE '^(nvidia|cuda|triton)[^=]*' | xargs pip uninstall -y torch; then: "
-            f"{to_cpu}",
+            fix="run: pip freeze | grep -oE '^(nvidia|cuda|triton)[^= ]*' | xargs pip uninstall -y torch; then: "
+            + _INSTALL_CPU_TORCH.format(f"torch=={(software.torch or '').partition('+')[0]}"),
         )
     if software.onednn == _SLOW_FP16_ONEDNN and any(name.startswith("AMX") for name in machine.instruction_sets):
         yield Problem(
