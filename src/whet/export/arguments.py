@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     at_least("calibration_samples", 1, "ranges of activations are measured on texts"),
     at_least("per_device_eval_batch_size", 1, "a batch has a row"),
     at_least("max_seq_length", 3, "a row holds a word and special tokens"),
+    at_least("truncate_dim", 1, "a vector has a number"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
 )
 _ALIASES = {
@@ -100,6 +101,8 @@ class ExportArguments:
 
     max_seq_length: int | None = None
     """Longest row in tokens. null: as in the training, else 384 for questions and 128 for texts."""
+    truncate_dim: int | None = None
+    """Embedding models: keep this many of the first numbers of each vector. null: all, or as the folder says."""
     doc_stride: int | None = None
     """Tokens that two windows of a long text share. null: as in the training, else 128 for questions."""
     version_2_with_negative: bool = False

@@ -1,4 +1,4 @@
-"""An export next to the model that it came from: logits, the task's metric, and rows per second, all measured."""
+"""An export next to the model that it came from: outputs, the task's metric, and rows per second, all measured."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from whet.errors import ConfigError
 
 N_ROWS = 50
 _SIZES = (1, 1, 2, 4, 8, 16, 18)
-"""Rows of the batches that logits are compared on: a graph that holds for one size alone gives itself away."""
+"""Rows of the batches that outputs are compared on: a graph that holds for one size alone gives itself away."""
 _ROUNDS = 5
 _ROUND_S = 1.0
 """A round of a measurement of speed takes at least about this long."""
@@ -24,27 +25,38 @@ Columns = Mapping[str, Tensor]
 Forward = Callable[[Columns], Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Logits:
-    """How the logits of an export differ from torch's."""
+Kind = Literal["rows", "tokens", "vectors", "scores"]
+"""What a model gives: logits of each row or token, of which the largest counts, a vector of each row, or a score."""
+WORDS: Mapping[Kind, str] = {"rows": "logits", "tokens": "logits", "vectors": "vectors", "scores": "scores"}
 
+
+@dataclass(frozen=True)
+class Outputs:
+    """How the outputs of an export differ from torch's."""
+
+    kind: Kind
     rows: int
     batches: int
     shortest_tokens: int
     longest_tokens: int
     largest_difference: float
-    largest_logit: float
+    largest_value: float
     """Of torch's, without sign."""
-    same_choice_frac: float
-    """Of all rows, or tokens, how many have the same largest logit."""
+    same_choice_frac: float | None
+    """Of all rows, or tokens, how many have the same largest logit; None for vectors and scores."""
+    cosine: tuple[float, float] | None
+    """Of vectors: the smallest cosine of the two of a row, and the mean."""
 
     def require_close(self, within: float) -> None:
         """Raise ConfigError for an export that does not compute what the model computes."""
-        allowed = within * max(1.0, self.largest_logit)
-        if not self.largest_difference <= allowed:  # NaN is not close
+        allowed = within * max(1.0, self.largest_value)
+        turned = 0.0 if self.cosine is None else 1 - self.cosine[0]
+        if not (self.largest_difference <= allowed and turned <= within):  # NaN is not close
+            words = WORDS[self.kind]
+            cosine = f"; a cosine of {self.cosine[0]:.6f}" if self.cosine else ""
             raise ConfigError(
                 what="the export does not compute what the model computes",
-                got=f"logits off by {self.largest_difference:.3g}, the largest is {self.largest_logit:.3g}",
+                got=f"{words} off by {self.largest_difference:.3g}, the largest is {self.largest_value:.3g}{cosine}",
                 why=f"on {self.rows} rows they may differ by {allowed:.3g}; nothing was kept",
                 fix="try the other format of --to; if a larger difference is fine for you, say so in --max_difference",
             )
@@ -61,13 +73,15 @@ class Metric:
     exported: float
     drop_points: float
     """By how many points of 100 the export is worse; negative if it is better."""
+    unit: str = "examples"
+    """What `examples` counts."""
 
     def require_kept(self, most_points: float, others: str) -> None:
         """Raise ConfigError for an int8 export that has lost too much; `others` are ways to lose less."""
         if not self.drop_points <= most_points:
             raise ConfigError(
                 what=f"the int8 export loses {self.drop_points:.2f} points of {self.name}",
-                got=f"{self.exported:.4f}, torch {self.torch:.4f}, on {self.examples:,} examples of {self.file}",
+                got=f"{self.exported:.4f}, torch {self.torch:.4f}, on {self.examples:,} {self.unit} of {self.file}",
                 why=f"it may lose {most_points:g} (--max_metric_drop); nothing was kept",
                 fix=f"{others}, export without --int8, or allow more in --max_metric_drop",
             )
@@ -107,33 +121,39 @@ def spread(n: int, most: int, longest: int) -> list[int]:
 
 
 def compared(
-    rows: Sequence[Any], pad: Callable[..., Columns], length: int, one: Forward, other: Forward, *, by_token: bool
-) -> Logits:
-    """Return how the logits of `other` differ from those of `one`, on these rows in batches of many sizes.
+    rows: Sequence[Any], pad: Callable[..., Columns], length: int, one: Forward, other: Forward, kind: Kind
+) -> Outputs:
+    """Return how the outputs of `other` differ from those of `one`, on these rows in batches of many sizes.
 
-    `pad` makes a batch of rows, padded to its longest, or to `full` tokens: the last batch has `length`. With logits
-    for each token (`by_token`) those of padding tokens do not count.
+    `pad` makes a batch of rows, padded to its longest, or to `full` tokens: the last batch has `length`. Of tokens,
+    those of the padding do not count.
     """
     off = largest = 0.0
-    n_same = n_all = n_batches = 0
-    widths = []
+    n_batches = 0
+    widths: list[int] = []
+    same: list[Tensor] = []
+    cosines: list[Tensor] = []
     for columns in _batches(rows, pad, length):
         wanted, found = one(columns), other(columns)
         real = columns["attention_mask"].bool()
         widths.append(real.shape[1])
         n_batches += 1
         for name, value in wanted.items():
-            sides = [side[real] if by_token else side for side in (value.float(), found[name].float())]
+            sides = [side[real] if kind == "tokens" else side for side in (value.float(), found[name].float())]
             off = max(off, _largest(sides[0] - sides[1]))
             largest = max(largest, _largest(sides[0]))
-            if sides[0].ndim > 1:
-                n_same += int((sides[0].argmax(-1) == sides[1].argmax(-1)).sum())
-                n_all += len(sides[0])
-            elif by_token:
+            if kind == "vectors":
+                cosines.append(functional.cosine_similarity(sides[0].double(), sides[1].double(), dim=-1))
+            elif kind == "tokens" and value.ndim == 2:  # scores of the tokens of a row: where an answer begins, or ends
                 masked = [side.masked_fill(~real, -torch.inf).argmax(-1) for side in (value, found[name])]
-                n_same, n_all = n_same + int((masked[0] == masked[1]).sum()), n_all + len(masked[0])
-    share = n_same / n_all if n_all else 1.0
-    return Logits(len(rows), n_batches, min(widths), max(widths), off, largest, share)
+                same.append(masked[0] == masked[1])
+            elif kind != "scores":
+                same.append(sides[0].argmax(-1) == sides[1].argmax(-1))
+    return Outputs(
+        kind, len(rows), n_batches, min(widths), max(widths), off, largest,
+        same_choice_frac=float(torch.cat(same).float().mean()) if same else None,
+        cosine=(float(torch.cat(cosines).min()), float(torch.cat(cosines).mean())) if cosines else None,
+    )  # fmt: skip
 
 
 def _batches(rows: Sequence[Any], pad: Callable[..., Columns], length: int) -> Iterator[Columns]:

@@ -1,4 +1,4 @@
-"""From a model of transformers to the graph of another runtime, by transformers' own exporters and quantisers."""
+"""From a model of torch to the graph of another runtime, by transformers' own exporters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ def require_packages(to: str, *, int8: bool) -> None:
     for name in (*_PACKAGES[to], *(_FOR_INT8[to] if int8 else ())):
         if not is_installed(name):
             require(name, needed_for=f"whet export --to {to}", install=extra(to))
-    _exporters()
+    exporters()
 
 
-def _exporters() -> Any:
-    with _silent():
+def exporters() -> Any:
+    """Return transformers' exporters."""
+    with silent():
         return require("transformers.exporters", needed_for="whet export", install="'transformers>=5.24'")
 
 
@@ -45,15 +46,15 @@ def traced(model: Any, columns: Columns, to: str) -> Any:
     graph would hold for one size alone.
     """
     send_nothing()
-    exporters = _exporters()
+    package = exporters()
     axes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in columns}
     try:
-        with _silent(), torch.no_grad():
+        with silent(), torch.no_grad():
             if to == "onnx":
-                settings = exporters.OnnxConfig(dynamic=True, dynamic_shapes=axes)
-                return exporters.OnnxExporter().export(model, dict(columns), settings)
-            settings = exporters.OpenVINOConfig(dynamic=True, dynamic_shapes=axes)
-            return exporters.OpenVINOExporter().export(model, dict(columns), settings)
+                settings = package.OnnxConfig(dynamic=True, dynamic_shapes=axes)
+                return package.OnnxExporter().export(model, dict(columns), settings)
+            settings = package.OpenVINOConfig(dynamic=True, dynamic_shapes=axes)
+            return package.OpenVINOExporter().export(model, dict(columns), settings)
     except WhetError:
         raise
     except Exception as error:  # what torch, the exporters and the converters raise, of any type
@@ -66,38 +67,14 @@ def traced(model: Any, columns: Columns, to: str) -> Any:
         ) from error
 
 
-def quantised(graph: Any, to: str, columns: Columns, calibration: Sequence[Columns] | None) -> Any:
-    """Return the graph with int8 products. `calibration` are the batches for the ranges of activations.
-
-    None: each product finds the range of its activations itself.
-    """
-    exporters = _exporters()
-    with _silent():
-        if to == "openvino":
-            quantiser = exporters.NNCFOpenVINOQuantizer(calibration_dataset=calibration)
-        elif calibration is None:
-            dynamic = exporters.OnnxRuntimeDynamicConfig(per_channel=True)
-            quantiser = exporters.OnnxRuntimeQuantizer(dynamic)
-        else:
-            kinds = require("onnxruntime.quantization", needed_for="--int8", install=extra("onnx")).QuantType
-            static = exporters.OnnxRuntimeStaticConfig(
-                per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
-                activation_type=kinds.QUInt8, weight_type=kinds.QInt8,  # the pair that ONNX Runtime multiplies as bytes
-            )  # fmt: skip
-            quantiser = exporters.OnnxRuntimeQuantizer(static, calibration_dataset=calibration)
-        part = graph.components["model"]
-        part.program = quantiser.quantize(part.program, dict(columns), graph.export_format)
-    return graph
-
-
 def save(graph: Any, folder: Path) -> None:
     """Write the graph, its weights, its manifest and the model's configuration to a folder."""
-    with _silent():
+    with silent():
         graph.save_pretrained(folder)
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Run the block without what torch, the converters and the quantisers print, log and warn about.
 
     What matters of it, that results are those of the model, the check measures.

@@ -55,6 +55,39 @@ def save(
     return staged.publish(facts)
 
 
+class Renames:
+    """Renames of folders that follow each other, and can be undone until they are kept."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Path, Path]] = []
+
+    def move(self, old: Path, new: Path) -> None:
+        """Rename a folder."""
+        old.rename(new)
+        self._done.append((old, new))
+
+    def put_in_place(self, folder: Path, target: Path, aside: Path) -> bool:
+        """Give the folder the name `target`; return whether one had it, which is now at `aside`, to be deleted."""
+        replaces = target.is_dir() and not target.is_symlink()
+        if replaces:
+            self.move(target, aside)
+        self.move(folder, target)
+        fsync(target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
+        return replaces
+
+    def keep(self) -> None:
+        """Let what was renamed stay so."""
+        self._done = []
+
+    def undo(self) -> None:
+        """Give everything its old name back, the last first."""
+        for old, new in reversed(self._done):
+            with suppress(OSError):
+                new.rename(old)
+                _remove_if_empty(new.parent)
+        self.keep()
+
+
 class Staged:
     """A checkpoint that is being written, under a hidden name until it is published. An error removes it."""
 
@@ -70,7 +103,7 @@ class Staged:
         """Where the files are collected."""
         self._is_of_run = name is None
         self._replaced = find.hidden(self.target, "replaced")
-        self._moved: list[tuple[Path, Path]] = []
+        self._renames = Renames()
         with self._all_or_nothing():
             self._make_room(output_dir)
 
@@ -89,14 +122,10 @@ class Staged:
         with self._all_or_nothing():
             manifest.seal(self.folder, self.step, content)
             aside = self._set_others_aside()
-            replaces = self.target.is_dir() and not self.target.is_symlink()
-            if replaces:
-                self._move(self.target, self._replaced)
-            self._move(self.folder, self.target)
-            fsync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
+            replaces = self._renames.put_in_place(self.folder, self.target, self._replaced)
             if problems := manifest.problems_of(self.target, self.step, light=not replaces):
                 raise OSError("; ".join(problems))
-        self._moved = []
+        self._renames.keep()
         if replaces:
             _delete(self._replaced)
         try:  # the checkpoint is published: what the disk does not say of others changes nothing in that
@@ -107,10 +136,7 @@ class Staged:
 
     def discard(self) -> None:
         """Remove what was collected, and give everything that was moved its name back; nothing once it is published."""
-        for old, new in reversed(self._moved):
-            with suppress(OSError):
-                new.rename(old)
-                _remove_if_empty(new.parent)
+        self._renames.undo()
         _remove_leftover(self.folder)
 
     def _tidy_up(self, aside: Sequence[Path], begins_with: str | None) -> None:
@@ -138,7 +164,7 @@ class Staged:
             if not self.lineage.includes(one.lineage.run, one.step):
                 place = _abandoned_path(one)
                 place.parent.mkdir(exist_ok=True)
-                self._move(one.folder, place)
+                self._renames.move(one.folder, place)
                 fsync(place.parent)
                 fsync(self.target.parent.resolve())
                 moved.append(place)
@@ -151,10 +177,6 @@ class Staged:
         _remove_leftover(self.folder)
         finish_replacement(self.target)
         self.folder.mkdir()
-
-    def _move(self, old: Path, new: Path) -> None:
-        old.rename(new)
-        self._moved.append((old, new))
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

@@ -49,9 +49,9 @@ PLANTED = (
             Edit("store/write.py", "            manifest.seal(self.folder, self.step, content)\n", ""),
             Edit(
                 "store/write.py",
-                "            self._move(self.folder, self.target)\n            fsync",
-                "            self._move(self.folder, self.target)\n"
-                "            manifest.seal(self.target, self.step, content)\n            fsync",
+                "            replaces = self._renames.put_in_place(self.folder, self.target, self._replaced)\n",
+                "            replaces = self._renames.put_in_place(self.folder, self.target, self._replaced)\n"
+                "            manifest.seal(self.target, self.step, content)\n",
             ),
         ),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),

@@ -13,9 +13,9 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
-from whet.errors import ConfigError, StorageError, escape_controls
+from whet.errors import StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictArguments
-from whet.models.loading.exported import ExportedModel
+from whet.models.loading.exported import ExportedModel, described, other_format
 from whet.store.write import disk_fix
 from whet.watch import files as output_files
 
@@ -36,12 +36,7 @@ def engine_of(asked: PredictArguments, model: Any, tokenizer: Any, **more: Any) 
     """
     is_exported = isinstance(model, ExportedModel)
     if is_exported and asked.precision == "bf16":
-        raise ConfigError(
-            what="the exported model computes in its own number format",
-            got=f"--precision bf16, and {asked.model} computes {model.described}",
-            why="the graph was written in it",
-            fix="leave --precision out, or name the folder that it was exported from",
-        )
+        raise other_format(asked.precision, described(model.about))
     args = TrainingArguments(
         output_dir=str(Path(asked.output).parent),  # nothing is written there
         precision="fp32" if is_exported else asked.precision,
@@ -59,7 +54,7 @@ def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str
     name = engine.evaluation_precision(()).name
     precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
     if isinstance(engine.model, ExportedModel):
-        precision = engine.model.described
+        precision = described(engine.model.about)
     write_lines(asked, entries, precision=precision, padding=padding)
 
 

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from whet.errors import ConfigError, DataError
 from whet.hardware import memory
 from whet.jobs.tokenising import progress
+from whet.models.loading.load import max_positions
 from whet.models.loading.tokenizer_check import rust_errors
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ _BATCH_CHARS = 1 << 22
 """Characters handed over at once, for the same reason."""
 _BYTES_PER_CHAR = 320
 """Memory that encodings take for a character: measured with WordPiece on text of punctuation alone."""
+_LONGEST_UNSAID = 10_000
+"""Lengths that tokenizers give if they know no limit are above it."""
+_USUAL_LENGTH = 512
+"""Tokens of the longest row, if neither the tokenizer nor the model has a limit."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,12 @@ def each(batches: Iterable[Batch], encode: Callable[[Batch], Encoded], n_threads
 def check_max_length(
     max_seq_length: int,
     tokenizer: PreTrainedTokenizerBase,
-    max_positions: int | None = None,
+    positions: int | None = None,
     *,
     flag: str = "max_seq_length",
 ) -> None:
     """Raise ConfigError if rows would be longer than the tokenizer, or the positions of a model, allow."""
-    limits = {"tokenizer takes": tokenizer.model_max_length, "model has positions for": max_positions}
+    limits = {"tokenizer takes": tokenizer.model_max_length, "model has positions for": positions}
     for words, limit in limits.items():
         if limit is not None and max_seq_length > limit:
             raise ConfigError(
@@ -118,6 +123,21 @@ def check_max_length(
                 why="the model has learnt no positions behind the limit",
                 fix=f"--{flag} {limit} or less",
             )
+
+
+def row_length(
+    asked: int | None,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    *,
+    most: int | None = None,
+    flag: str = "max_seq_length",
+) -> int:
+    """Return the longest row in tokens: what was asked for, else what the tokenizer and the model allow, or `most`."""
+    limits = [tokenizer.model_max_length, max_positions(model), most]
+    length = asked or min((one for one in limits if one and one < _LONGEST_UNSAID), default=_USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model), flag=flag)
+    return length
 
 
 def text_batches(texts: Sequence[str]) -> Iterator[list[str]]:

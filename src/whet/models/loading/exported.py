@@ -6,7 +6,7 @@ Nothing of the folder runs as code: its graph is protobuf or XML, and its settin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _OUTPUTS = {
     heads.TOKEN_CLASSIFICATION.auto: TokenClassifierOutput,
 }
 HEADS = {head.auto: head for head in heads.OF_ENCODERS}
-"""The heads that are exported, by the class of transformers that loads them."""
+"""The heads of transformers that are exported, by the class that loads them."""
 
 
 class ExportedModel(nn.Module):
@@ -53,11 +53,6 @@ class ExportedModel(nn.Module):
         self.about = about
         self.head = HEADS[about["head"]]
         self.compute = compute
-
-    @property
-    def described(self) -> str:
-        """The number format and the runtime, for people."""
-        return f"{self.about['precision']} by {RUNTIMES[self.about['format']]}"
 
     def forward(
         self,
@@ -79,6 +74,21 @@ class ExportedModel(nn.Module):
         return _OUTPUTS[self.head.auto](**found)  # pyright: ignore[reportArgumentType]
 
 
+def described(about: Mapping[str, Any]) -> str:
+    """Return the number format and the runtime, for people; `about` is whet's section of the manifest."""
+    return f"{about['precision']} by {RUNTIMES[about['format']]}"
+
+
+def other_format(asked: str, own: str) -> ConfigError:
+    """Return the error for an export that is asked to compute in another number format than its own."""
+    return ConfigError(
+        what="the exported model computes in its own number format",
+        got=f"--precision {asked}, and the graph computes {own}",
+        why="the graph was written in it",
+        fix="leave --precision out, or name the folder that it was exported from",
+    )
+
+
 def gives_spans(model: nn.Module) -> bool:
     """Return whether this is an exported model that answers questions."""
     return isinstance(model, ExportedModel) and model.head is heads.QUESTION_ANSWERING
@@ -92,7 +102,7 @@ def about_folder(name: str) -> Mapping[str, Any] | None:
     found = read_object(path).get(SECTION)
     if not isinstance(found, dict):
         return None
-    known = {"head": HEADS, "format": RUNTIMES}
+    known = {"head": {*HEADS, heads.EMBEDDING.auto}, "format": RUNTIMES}
     odd = [key for key, values in known.items() if found.get(key) not in values]
     inputs = found.get("inputs")
     if odd or not isinstance(inputs, list) or not set(inputs) <= {"input_ids", "attention_mask", "token_type_ids"}:
@@ -109,25 +119,29 @@ def load_exported(name: str, head: heads.Head) -> ExportedModel:
     """Return the model in a folder of `whet export`; ConfigError if it has another head or cannot be opened."""
     about, folder = about_folder(name), Path(name)
     assert about is not None
-    if about["head"] != head.auto:
+    if about["head"] != head.auto or about.get("task") == "rerank":
+        of = {**HEADS, heads.EMBEDDING.auto: heads.EMBEDDING}[about["head"]]
         raise ConfigError(
             what=f"the exported model has not learnt to {head.learns}",
-            got=f"{folder / MANIFEST}: {about['head']}",
-            why=f"it was exported from a model for {HEADS[about['head']].task}",
+            got=f"{folder / MANIFEST}: {about['head']}, of whet {about.get('task')}",
+            why=f"it was exported from a model for {of.task}",
             fix=f"name an export of a model that {head.command} has trained",
         )
     config = load_config(ModelSource(model=name, flag="--model"))
     return ExportedModel(config, about, runtime(folder, about["format"]))
 
 
-def runtime(folder: Path, to: str) -> Callable[[Arrays], Arrays]:
-    """Return what computes the outputs of the graph in the folder, by name, with as many threads as torch has."""
+def runtime(folder: Path, to: str, outputs: Sequence[str] | None = None) -> Callable[[Arrays], Arrays]:
+    """Return what computes the outputs of the graph in the folder, by name, with as many threads as torch has.
+
+    `outputs` are the names of those that are wanted; None: all.
+    """
     module = {"onnx": "onnxruntime", "openvino": "openvino"}[to]
     send_nothing()
     package = require(module, needed_for=f"an export to {to}", install=extra(to))
     open_graph = {"onnx": _onnx_runtime, "openvino": _openvino}[to]
     try:
-        return open_graph(package, folder / GRAPHS[to])
+        return open_graph(package, folder / GRAPHS[to], outputs)
     except Exception as error:  # what the runtimes raise for a damaged file, of any type
         raise ConfigError(
             what="the exported model cannot be opened",
@@ -142,22 +156,31 @@ def send_nothing() -> None:
     sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType] - as if not installed
 
 
-def _onnx_runtime(package: Any, path: Path) -> Callable[[Arrays], Arrays]:
+def session(graph: str | bytes) -> Any:
+    """Return a session of ONNX Runtime for a file, or for the bytes of one, with as many threads as torch has."""
+    package = require("onnxruntime", needed_for="an export to onnx", install=extra("onnx"))
     options = package.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()  # its own choice is every core of the machine
     options.log_severity_level = 3
-    session = package.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_outputs()]
-    return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+    return package.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def _openvino(package: Any, path: Path) -> Callable[[Arrays], Arrays]:
+def _onnx_runtime(_: Any, path: Path, outputs: Sequence[str] | None) -> Callable[[Arrays], Arrays]:
+    opened = session(str(path))
+    names = [one.name for one in opened.get_outputs()] if outputs is None else [*outputs]
+    return lambda feed: dict(zip(names, opened.run(names, dict(feed)), strict=True))
+
+
+def _openvino(package: Any, path: Path, outputs: Sequence[str] | None) -> Callable[[Arrays], Arrays]:
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     settings |= {"INFERENCE_PRECISION_HINT": "f32"}  # its own choice is bf16, where the processor has that
     compiled = package.Core().compile_model(str(path), "CPU", settings)
 
+    ports = {port.get_any_name(): port for port in compiled.outputs}
+    names = [*ports] if outputs is None else [*outputs]
+
     def compute(feed: Arrays) -> Arrays:
         found = compiled(dict(feed))
-        return {port.get_any_name(): found[port].copy() for port in compiled.outputs}
+        return {name: found[ports[name]].copy() for name in names}
 
     return compute

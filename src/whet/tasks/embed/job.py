@@ -91,7 +91,8 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     if columns is not None and prompts:
         prompts = {one: prompts["query" if one == "anchor" else "document"] for one in columns}
     judged = examples.get("validation")
-    evaluator, primary = _search_evaluator(judged, args, model, job) if judged is not None else (None, "")
+    batch = args.per_device_eval_batch_size
+    evaluator, primary = search_evaluator(judged, model, batch) if judged is not None else (None, "")
     plan = _Plan("embed", model, columns, loss, name, evaluator, primary, prompts)
     return _run(job, args, examples, plan, {"symmetric": name == "CoSENTLoss"})
 
@@ -130,7 +131,8 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
     loss = getattr(losses, name)(model, **options)
     columns = None if train is None else train.columns() if name in IN_BATCH else _labelled(train)
     judged = examples.get("validation")
-    evaluator, primary = _rank_evaluator(judged, args) if judged is not None else (None, "")
+    batch = args.per_device_eval_batch_size
+    evaluator, primary = rank_evaluator(judged, batch) if judged is not None else (None, "")
     return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, evaluator, primary), {})
 
 
@@ -151,6 +153,11 @@ def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of the table under the words for them; their names begin or end with the similarity."""
     parts = {name: {name, name.partition("_")[2], name.rpartition("_")[0]} for name in metrics}
     return {words: metrics[name] for metric, words in _SHOWN.items() for name in metrics if metric in parts[name]}
+
+
+def words_of(metric: str) -> str:
+    """Return the words for a metric of an evaluator."""
+    return next(iter(_shown({metric: 0.0})), metric)
 
 
 # ---- what is trained ----
@@ -318,10 +325,10 @@ def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
 # ---- evaluation ----
 
 
-def _search_evaluator(pairs: Pairs, args: TrainingArguments, model: Any, job: EmbedArguments) -> tuple[Any, str]:
+def search_evaluator(pairs: Pairs, model: Any, batch: int) -> tuple[Any, str]:
     """Return the library's evaluator for these pairs, and its main metric: a search, or the order of scores."""
     evaluation, shown = library("sentence_transformer.evaluation"), {"write_csv": False}
-    batch, similarity = args.per_device_eval_batch_size, str(model.similarity_fn_name)
+    similarity = str(model.similarity_fn_name)
     if pairs.scores is not None:
         of_scores = evaluation.EmbeddingSimilarityEvaluator(
             pairs.anchors, pairs.positives, pairs.scores, batch_size=batch, **shown
@@ -350,9 +357,9 @@ def search_task(pairs: Pairs) -> tuple[dict[str, str], dict[str, str], dict[str,
     return {name: text for text, name in query_of.items()}, {name: text for text, name in id_of.items()}, relevant
 
 
-def _rank_evaluator(pairs: Pairs, args: TrainingArguments) -> tuple[Any, str]:
+def rank_evaluator(pairs: Pairs, batch: int) -> tuple[Any, str]:
     """Return the library's evaluator of a reranker, and its main metric: an order of texts, or that of scores."""
-    evaluation, batch = library("cross_encoder.evaluation"), args.per_device_eval_batch_size
+    evaluation = library("cross_encoder.evaluation")
     samples = rank_task(pairs)
     if samples:
         return evaluation.CrossEncoderRerankingEvaluator(samples, batch_size=batch, write_csv=False), "ndcg@10"

@@ -1,21 +1,33 @@
-"""Models of sentence-transformers: loaded from safetensors in float32, and no code of their folder runs."""
+"""Models of sentence-transformers: loaded from safetensors in float32, and no code of their folder runs.
+
+What `whet export` made of one is a model of sentence-transformers, too: its only module calls another runtime.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.models.loading.load import max_positions
+from whet.models.loading import exported
+from whet.models.loading.exported import Arrays
+from whet.models.loading.load import ModelSource, load_config, load_tokenizer, max_positions, positions_of
 from whet.models.loading.quiet import quiet
 from whet.optional import require
-from whet.tasks.embed.arguments import INSTALL, PACKAGE, PairFields, require_package
+from whet.tasks.embed.arguments import INSTALL, PACKAGE, SIMILARITIES, PairFields, require_package
 from whet.tasks.embed.folders import Kind, kind_of_folder
+
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names under which a model has what comes before a text that is searched; the first of them counts."""
+_OUTPUTS = {"embed": "sentence_embedding", "rerank": "scores"}
+"""What a graph gives, by task: the key of sentence-transformers' features."""
 
 
 def library(part: str = "") -> ModuleType:
@@ -38,6 +50,12 @@ def load(kind: Kind, name: str, flag: str, *, job: PairFields | None = None, use
             why="it scores pairs of texts, and here a text becomes a vector",
             fix="name an embedding model, or a plain encoder",
         )
+    about = exported.about_folder(name)
+    if about is not None:
+        _require_open(about, kind, name, flag, trains=job is not None)
+        source = ModelSource(model=name, flag=flag)
+        compute = exported.runtime(Path(name), about["format"], (_OUTPUTS[about["task"]],))
+        return computed_by(compute, about, load_tokenizer(source), load_config(source))
     from_hub = {} if job is None else {
         "cache_folder": job.cache_dir, "revision": job.model_revision, "token": job.token
     }  # fmt: skip
@@ -63,10 +81,107 @@ def load(kind: Kind, name: str, flag: str, *, job: PairFields | None = None, use
     return model
 
 
+def _require_open(about: Mapping[str, Any], kind: Kind, name: str, flag: str, *, trains: bool) -> None:
+    """Raise ConfigError for an export that is no model of this kind, or that is to be trained."""
+    task = "embed" if kind == "SentenceTransformer" else "rerank"
+    if trains:
+        raise ConfigError(
+            what=f"{flag} names an export",
+            got=name,
+            why="a graph has no weights that can be trained",
+            fix="name the folder that it was exported from",
+        )
+    if about.get("task") != task:
+        raise ConfigError(
+            what=f"{flag} names the export of another model",
+            got=f"{name}: of whet {about.get('task')}",
+            why="a text becomes a vector here" if task == "embed" else "a pair of texts gets a score here",
+            fix=f"name an export of a model that whet {task} has trained",
+        )
+    prompts = about.get("prompts", {})
+    checks = {
+        "max_seq_length": isinstance(about.get("max_seq_length"), int),
+        "prompts": isinstance(prompts, dict) and {*map(type, prompts.values())} <= {str},
+        "default_prompt_name": about.get("default_prompt_name") in (None, *prompts),
+        "dimension": task == "rerank" or isinstance(about.get("dimension"), int),
+        "similarity_fn_name": task == "rerank" or about.get("similarity_fn_name") in SIMILARITIES,
+    }
+    if odd := [key for key, is_right in checks.items() if not is_right]:
+        raise ConfigError(
+            what=f"{Path(name) / exported.MANIFEST} cannot be read",
+            got={key: about.get(key) for key in odd},
+            why="it says how texts are read, and what their vectors are",
+            fix="export the model again with this version of whet",
+        )
+
+
+def computed_by(compute: Callable[[Arrays], Arrays], about: Mapping[str, Any], tokenizer: Any, config: Any) -> Any:
+    """Return a model of sentence-transformers whose only module is a graph.
+
+    `about` is whet's section of the manifest, `compute` returns the outputs of the graph by name.
+    """
+    kind: Any = library("base.modules").InputModule
+    module = type("Graph", (_Graph, kind), {})(compute, about, tokenizer, config)
+    if about["task"] == "rerank":  # the graph holds the activation
+        return library().CrossEncoder(modules=[module], device="cpu", activation_fn=nn.Identity())
+    return library().SentenceTransformer(
+        modules=[module], device="cpu", prompts={**about["prompts"]}, default_prompt_name=about["default_prompt_name"],
+        similarity_fn_name=about["similarity_fn_name"],
+    )  # fmt: skip
+
+
+class _Graph(nn.Module):
+    """Texts, or pairs of them, to vectors or scores; with sentence-transformers' InputModule, the module of a model."""
+
+    def __init__(
+        self,
+        compute: Callable[[exported.Arrays], exported.Arrays],
+        about: Mapping[str, Any],
+        tokenizer: Any,
+        config: Any,
+    ) -> None:
+        super().__init__()
+        self.compute = compute
+        self.about = about
+        self.tokenizer = tokenizer
+        self.config = config
+        self.max_seq_length: int = about["max_seq_length"]
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+        """Return the columns (B, T) of these texts or pairs."""
+        texts = [[f"{prompt or ''}{one}"] if isinstance(one, str) else [*one] for one in inputs]
+        found = self.tokenizer(
+            *([*column] for column in zip(*texts, strict=True)), padding=True, truncation="longest_first",
+            max_length=self.max_seq_length, return_tensors="pt",
+        )  # fmt: skip
+        return {name: found[name] for name in self.about["inputs"]}
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Add the vectors (B, D) or the scores (B,)."""
+        feed = {name: features[name].to("cpu", torch.int64).numpy() for name in self.about["inputs"]}
+        name = _OUTPUTS[self.about["task"]]
+        return {**features, name: torch.from_numpy(self.compute(feed)[name])}
+
+    def get_embedding_dimension(self) -> int:
+        """Return how many numbers a vector has."""
+        return self.about["dimension"]
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Refuse: the folder of the export is what there is."""
+        raise NotImplementedError("an exported model has no weights to save; copy its folder")
+
+
+def described(model: Any) -> str | None:
+    """Return the number format and runtime of an export, for people; None for any other model."""
+    return exported.described(model[0].about) if isinstance(model[0], _Graph) else None
+
+
 def set_length(model: Any, asked: int | None) -> int | None:
     """Let the model cut texts after so many tokens; return its length. ConfigError if it has not the positions."""
     backbone = model.transformers_model
     most = None if backbone is None else max_positions(backbone)
+    if isinstance(model[0], _Graph):
+        most = positions_of(model[0].config)
     if asked is not None and most is not None and asked > most:
         raise ConfigError(
             what="max_seq_length is longer than the model",
@@ -84,6 +199,11 @@ def set_length(model: Any, asked: int | None) -> int | None:
 def optimized(model: Any, precision: str = "fp32") -> Any:
     """Return the model, changed by `whet.optimize` if it knows its encoder; the log says why not."""
     import whet
+
+    if (own := described(model)) is not None:
+        if precision == "bf16":
+            raise exported.other_format("bf16", own)
+        return model
 
     try:
         return whet.optimize(model, dtype=torch.bfloat16 if precision == "bf16" else None)

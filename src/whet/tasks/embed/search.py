@@ -18,7 +18,7 @@ from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.own_loop.changes import changes
 from whet.tasks.embed.arguments import SearchArguments, require_package
-from whet.tasks.embed.models import library, load, optimized, set_length
+from whet.tasks.embed.models import described, library, load, optimized, set_length
 from whet.tasks.embed.pairs import Texts, choose_columns, read_texts
 
 _OF_OTHER_TASKS = ("base_model_name_or_path", "doc_stride", "window_pooling", "version_2_with_negative")
@@ -204,4 +204,4 @@ def _scores(rows: Texts, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
 
 def _write(asked: PredictArguments, model: Any, entries: Iterator[dict[str, Any]]) -> None:
     padding = "with" if changes(model) is None else "without"
-    outputs.write_lines(asked, entries, precision=asked.precision, padding=padding)
+    outputs.write_lines(asked, entries, precision=described(model) or asked.precision, padding=padding)

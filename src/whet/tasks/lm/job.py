@@ -42,11 +42,11 @@ from whet.jobs.task_run import (
 )
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
-from whet.jobs.tokenising.encode import check_max_length, each, require_memory, rust_tokenizer, text_batches
+from whet.jobs.tokenising.encode import each, require_memory, row_length, rust_tokenizer, text_batches
 from whet.log import logger
 from whet.models import adapters
 from whet.models.loading.heads import CAUSAL_LM
-from whet.models.loading.load import load_model, load_tokenizer, max_positions
+from whet.models.loading.load import load_model, load_tokenizer
 from whet.models.loading.tokenizer_check import rust_errors
 from whet.objectives import router_loss
 from whet.objectives.base import IGNORED, Objective
@@ -143,7 +143,8 @@ def weights_of_reference(model: nn.Module) -> str:
     return compare.frozen_under_adapters(model) or compare.digest_of_weights(model.named_parameters())
 
 
-_USUAL_LENGTH = 1024
+_LONGEST_UNASKED = 1024
+"""Tokens of the longest row, if no max_length is asked for."""
 
 
 def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> TaskRun:
@@ -151,7 +152,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     model = load_model(source, CAUSAL_LM, trained=not args.do_train)
-    length = row_length(job.max_length, tokenizer, model)
+    length = row_length(job.max_length, tokenizer, model, most=_LONGEST_UNASKED, flag="max_length")
     require_teacher_reads(job, tokenizer, length, flag="max_length")
     completion_only, cache = job.completion_only_loss is not False, Cache(rows="rows", overwrite=job.overwrite_cache)
     by_preference = job.loss == "dpo"
@@ -201,14 +202,6 @@ def _add_references(data: Sequence[PairRows], engine: Engine) -> None:
         add_reference(engine, rows)
     objective: Any = engine.objective
     objective.preference = replace(objective.preference, reference=weights_of_reference(engine.model))
-
-
-def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
-    """Return the longest row in tokens: what was asked for, else what model and tokenizer allow, 1024 at most."""
-    limits = [tokenizer.model_max_length, max_positions(model) or _USUAL_LENGTH, _USUAL_LENGTH]
-    length = asked or min(limits)
-    check_max_length(length, tokenizer, max_positions(model), flag="max_length")
-    return length
 
 
 _LAYOUT = 3

@@ -36,21 +36,17 @@ from whet.jobs.task_run import (
     taught_by,
 )
 from whet.jobs.tokenising.cache import Cache
-from whet.jobs.tokenising.encode import check_max_length
+from whet.jobs.tokenising.encode import row_length
 from whet.jobs.tokenising.words import NO_WORD, WordRowMaker, WordRows
 from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
-from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer
 from whet.optional import extra, require
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import ENTITY, IGNORED, Named, Sentences
 from whet.watch import printing
-
-_LONGEST_UNSAID = 10_000
-"""Lengths that tokenizers give where they know none are above it."""
-_USUAL_LENGTH = 512
 
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> TaskRun:
@@ -81,16 +77,6 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return TaskRun(engine, args, parts, pipeline_tag="token-classification", reading=reading, asked=job)
-
-
-def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
-    """Return the longest row in tokens: what was asked for, else what the model and its tokenizer allow."""
-    limits = [
-        limit for limit in (tokenizer.model_max_length, max_positions(model)) if limit and limit < _LONGEST_UNSAID
-    ]
-    length = asked or min(limits, default=_USUAL_LENGTH)
-    check_max_length(length, tokenizer, max_positions(model))
-    return length
 
 
 def _part(job: TagArguments, split: Split, tags: Tags, args: TrainingArguments) -> Part:

@@ -1,0 +1,253 @@
+"""`whet export` of embedding models and rerankers: the vectors and scores of sentence-transformers, without it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_encoders import save_encoder, sentences
+
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of these libraries are not whet's
+library = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it"
+)
+for name in ("onnxruntime", "onnx", "onnxscript"):
+    pytest.importorskip(name, reason=f"needs {name}: make test-libraries installs it")
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402 - after its check
+
+CLOSE = 1e-5
+"""Of a number of a vector of these tiny models: float32 rounding in another order; measured: below 2e-6."""
+N_ROWS = 40
+HIDDEN = ("whet", "torch", "transformers", "onnx", "sentence_transformers", "scipy", "sklearn")
+"""What a process that serves an export does not have."""
+
+
+def write_pairs(path: Path) -> Path:
+    """Write pairs of texts that share their number."""
+    rows = [
+        f"{n} {one},{n} {two}"
+        for n, (one, two) in enumerate(zip(sentences(N_ROWS, 1), sentences(N_ROWS, 2), strict=True))
+    ]
+    path.write_text("\n".join(["question,answer", *rows]) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders that `whet embed` and `whet rerank` leave, with a prompt and a part of the pairs set aside."""
+    folder = tmp_path_factory.mktemp("trained")
+    save_encoder(folder / "encoder", dropout=0.0)
+    data = write_pairs(folder / "pairs.csv")
+    for command, more in (("embed", ["--query_prompt", "who ", "--matryoshka_dims", "32,8"]), ("rerank", [])):
+        words = [command, "--model_name_or_path", folder / "encoder", "--train_file", data, "--do_train", "--do_eval",
+                 "--validation_split_percentage", 25, "--max_steps", 20, "--learning_rate", 1e-3, "--save_strategy",
+                 "no", "--precision", "fp32", "--output_dir", folder / command, *more]  # fmt: skip
+        assert run([*map(str, words)]) == 0
+    return {command: folder / command for command in ("embed", "rerank")}
+
+
+@pytest.fixture(scope="module")
+def exports(trained: dict[str, Path]) -> dict[str, Path]:
+    """The export of each of these folders to ONNX, next to it."""
+    for folder in trained.values():
+        assert run(["export", str(folder), "--to", "onnx"]) == 0
+    return {command: folder.with_name(f"{folder.name}-onnx") for command, folder in trained.items()}
+
+
+def made_by_library(folder: Path, encoder: Path) -> Any:
+    """Return a model that whet has not trained: the first token, a dense layer, unit length, half of the numbers."""
+    encoding = library.SentenceTransformer(str(encoder), device="cpu")[0]
+    torch.manual_seed(0)
+    modules = [encoding, Pooling(32, "cls"), Dense(32, 16, activation_function=torch.nn.Tanh()), Normalize()]
+    model = library.SentenceTransformer(
+        modules=modules, device="cpu", prompts={"passage": "the ", "other": "on "}, default_prompt_name="other",
+        truncate_dim=8,
+    )  # fmt: skip
+    model.save(str(folder))
+    return model
+
+
+def served(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return what the script of the folder answers, in a process without the libraries that made it."""
+    hidden = f"import sys, runpy; sys.modules.update(dict.fromkeys({HIDDEN!r}));"
+    program = f"{hidden} runpy.run_path({str(folder / 'serve.py')!r}, run_name='__main__')"
+    asked = "".join(f"{json.dumps(one)}\n" for one in lines)
+    done = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "export.json").read_text("utf-8"))["whet"]
+
+
+def vectors_of(model: Path, file: Path, output: Path) -> np.ndarray:
+    words = ["predict", model, "--file", file, "--text_column_names", "answer", "--output", output]
+    assert run([*map(str, words)]) == 0
+    return np.load(output)
+
+
+def test_an_embedding_model_gives_its_vectors_everywhere(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = exports["embed"], trained["embed"].parent / "pairs.csv"
+    found = about(folder)["check"]
+    assert found["notes"] == []
+    assert found["outputs_fp32"]["largest_difference"] < CLOSE
+    assert found["outputs_fp32"]["cosine"][0] > 1 - CLOSE
+    assert found["metric"]["name"] == "NDCG@10"
+    assert found["metric"]["examples"] == N_ROWS / 4
+    assert found["metric"]["exported"] == pytest.approx(found["metric"]["torch"], abs=CLOSE)
+    assert not [*folder.glob("model*.safetensors")], "the weights are in the graph"
+
+    model = library.SentenceTransformer(str(trained["embed"]), device="cpu")
+    questions, answers = ([line.split(",")[n] for line in file.read_text("utf-8").splitlines()[1:]] for n in (0, 1))
+    wanted = model.encode_document(answers)
+    np.testing.assert_allclose(vectors_of(folder, file, tmp_path / "found.npy"), wanted, atol=CLOSE)
+    lines = [{"text": answers}, {"text": questions[0], "prompt": "query"}, {"text": answers[0], "prompt": "nobody"}]
+    several, one, odd = served(folder, lines)
+    np.testing.assert_allclose(several["vectors"], wanted, atol=CLOSE)
+    np.testing.assert_allclose(one["vector"], model.encode_query(questions[0]), atol=CLOSE)
+    assert "nobody" in odd["error"]
+
+    said = []
+    for one in (trained["embed"], folder):
+        capsys.readouterr()
+        words = ["search", one, "--corpus", file, "--text_column_names", "answer", "--query", questions[3]]
+        assert run([*map(str, words)]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def test_a_reranker_gives_its_scores_everywhere(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = exports["rerank"], trained["rerank"].parent / "pairs.csv"
+    found = about(folder)["check"]
+    assert found["metric"]["name"] == "NDCG@10"
+    assert found["metric"]["exported"] == pytest.approx(found["metric"]["torch"], abs=CLOSE)
+    rows = [line.split(",") for line in file.read_text("utf-8").splitlines()[1:]]
+    wanted = library.CrossEncoder(str(trained["rerank"]), device="cpu").predict(rows)
+    assert run(["predict", str(folder), "--file", str(file), "--output", str(tmp_path / "found.jsonl")]) == 0
+    assert "fp32 by ONNX Runtime" in capsys.readouterr().out
+    scores = [json.loads(line)["score"] for line in (tmp_path / "found.jsonl").read_text("utf-8").splitlines()]
+    np.testing.assert_allclose(scores, wanted, atol=CLOSE)
+    (answer,) = served(folder, [{"query": rows[0][0], "texts": [rows[0][1]]}])
+    np.testing.assert_allclose(answer["scores"], wanted[:1], atol=CLOSE)
+    words = ["search", str(exports["embed"]), "--corpus", str(file), "--text_column_names", "answer", "--query",
+             rows[0][0], "--reranker", str(folder), "--top_k", "2"]  # fmt: skip
+    assert run(words) == 0
+    assert capsys.readouterr().out.count("line ") == 2
+
+
+def test_a_model_of_the_library_keeps_modules_prompts_and_length(encoder_folder: Path, tmp_path: Path) -> None:
+    model = made_by_library(tmp_path / "model", encoder_folder)
+    texts = sentences(6, 3)
+    wanted = model.encode(texts), model.encode_document(texts)
+    assert wanted[0].shape == (6, 8)
+    assert run(["export", str(tmp_path / "model")]) == 0
+    folder = tmp_path / "model-onnx"
+    assert "made-up texts were compared, as none of the training are at hand" in about(folder)["check"]["notes"]
+    found = served(folder, [{"text": texts}, {"text": texts, "prompt": "document"}, {"text": texts, "prompt": "other"}])
+    for one, vectors in zip(found, (wanted[0], wanted[1], wanted[0]), strict=True):
+        np.testing.assert_allclose(one["vectors"], vectors, atol=CLOSE)
+    assert run(["export", str(tmp_path / "model"), "--truncate_dim", "4", "--output_dir", str(tmp_path / "short")]) == 0
+    np.testing.assert_allclose(
+        served(tmp_path / "short", [{"text": texts}])[0]["vectors"], wanted[0][:, :4], atol=CLOSE
+    )
+
+
+def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    assert (
+        run(["export", str(trained["embed"]), "--int8", "--output_dir", str(folder), "--max_metric_drop", "100"]) == 0
+    )
+    assert about(folder)["precision"] == "int8"
+    least, mean = about(folder)["check"]["outputs_int8"]["cosine"]
+    assert 0.9 < least <= mean < 1, "rounded, and not another model's"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, str(folder / "serve.py"), "--port", str(port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        answer = posted(port, {"text": "who built the bridge"})
+        (line,) = served(folder, [{"text": "who built the bridge"}])
+        assert answer == line
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            posted(port, {"tekst": "who"})
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def posted(port: int, question: Mapping[str, Any]) -> Any:
+    """Return the answer, once the server listens."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(question).encode())
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the server does not listen")
+
+
+def test_what_no_graph_computes_is_refused(
+    encoder_folder: Path, exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library.CrossEncoder(str(encoder_folder), num_labels=3, device="cpu").save(str(tmp_path / "labels"))
+    parts = [*library.SentenceTransformer(str(encoder_folder), device="cpu")]
+    parts[1] = Pooling(32, "mean", include_prompt=False)
+    library.SentenceTransformer(modules=parts, prompts={"query": "who "}, device="cpu").save(str(tmp_path / "apart"))
+    pairs = write_pairs(tmp_path / "pairs.csv")
+    training = ["--train_file", str(pairs), "--do_train", "--output_dir", str(tmp_path / "out")]
+    for words, said in (
+        (["export", tmp_path / "labels"], "it gives 3 labels"),
+        (["export", tmp_path / "apart"], "its pooling leaves the prompt out"),
+        (["export", encoder_folder], "the model has no head that whet exports"),
+        (["export", exports["embed"]], "the model is an export already"),
+        (["embed", "--model_name_or_path", exports["embed"], *training], "a graph has no weights that can be trained"),
+        (["search", exports["rerank"], "--corpus", pairs, "--query", "who"], "names a reranker"),
+        (["predict", exports["embed"], "--file", pairs, "--precision", "bf16"], "computes in its own number format"),
+    ):
+        capsys.readouterr()
+        assert run([*map(str, words)]) == EXIT_BAD_CONFIG, words
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["embed", pytest.param("rerank", marks=pytest.mark.night)])
+def test_openvino_gives_the_same(
+    command: str, trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino", reason="needs openvino: make test-libraries installs it")
+    folder = tmp_path / "served"
+    assert run(["export", str(trained[command]), "--to", "openvino", "--output_dir", str(folder)]) == 0
+    assert about(folder)["check"]["outputs_fp32"]["largest_difference"] < CLOSE
+    asked = (
+        {"text": ["who built it", "the sea"]} if command == "embed" else {"query": "who", "texts": ["the sea", "on"]}
+    )
+    (one,), (other,) = served(folder, [asked]), served(exports[command], [asked])
+    (name,) = one
+    np.testing.assert_allclose(one[name], other[name], atol=CLOSE)
+    copy = tmp_path / "moved"
+    shutil.move(folder, copy)  # nothing in the folder names its place
+    assert served(copy, [asked]) == [one]
