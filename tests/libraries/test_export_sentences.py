@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,7 @@ for name in ("onnxruntime", "onnx", "onnxscript"):
     pytest.importorskip(name, reason=f"needs {name}: make test-libraries installs it")
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402 - after its check
 
+ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
 """Of a number of a vector of these tiny models: float32 rounding in another order; measured: below 2e-6."""
 N_ROWS = 40
@@ -180,9 +183,7 @@ def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict
     assert about(folder)["precision"] == "int8"
     least, mean = about(folder)["check"]["outputs_int8"]["cosine"]
     assert 0.9 < least <= mean < 1, "rounded, and not another model's"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, str(folder / "serve.py"), "--port", str(port)], stderr=subprocess.DEVNULL
     )
@@ -195,6 +196,36 @@ def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_page_leads_from_pairs_to_a_server(encoder_folder: Path, tmp_path: Path) -> None:
+    """The commands of docs/embed.md, as they stand there but for the model, the port and the installation."""
+    page = (ROOT / "docs" / "embed.md").read_text("utf-8")
+    (block,) = (one for one in page.split("```bash no-run\n")[1:] if "serve.py --port" in one.partition("```")[0])
+    lines = block.partition("```")[0].replace("MODEL", str(encoder_folder)).replace("8000", str(free_port()))
+    script = lines.partition("\n")[2]  # after pip install
+    write_pairs(tmp_path / "pairs.csv")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with (tmp_path / "said").open("w") as said:
+        walk = subprocess.Popen(
+            ["bash", "-euxo", "pipefail", "-c", script], cwd=tmp_path, env=os.environ | {"PATH": path}, stdout=said,
+            stderr=said, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = walk.wait(timeout=300)
+        finally:
+            os.killpg(walk.pid, signal.SIGTERM)  # the server is in the background
+    said = (tmp_path / "said").read_text()
+    assert status == 0, said[-4000:]
+    vector = json.loads(said[said.rindex('{"vector"') :].splitlines()[0])["vector"]
+    assert len(vector) == library.SentenceTransformer(str(tmp_path / "out")).get_embedding_dimension()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def posted(port: int, question: Mapping[str, Any]) -> Any:

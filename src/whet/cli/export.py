@@ -14,8 +14,8 @@ COMMAND = Command(
     name="whet export",
     summary=(
         "Write a trained model as a folder for ONNX Runtime or OpenVINO, in fp32 or int8, and compare it with torch:"
-        " logits, the task's metric, rows per second and size. The folder holds the tokenizer and a script that serves"
-        " it without whet; whet predict and whet ask read it too."
+        " outputs, the task's metric, rows per second and size. The folder holds the tokenizer and a script that serves"
+        " it without whet; whet predict, ask and search read it too."
     ),
     usage="MODEL --to onnx|openvino|gguf [--int8] [--OPTION VALUE ...]",
     examples=(

@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
         "int8",
         ("max_metric_drop",),
         is_on=lambda asked: asked.int8,
-        why="the logits of an fp32 export are compared themselves",
+        why="the outputs of an fp32 export are compared themselves",
         fix="add --int8, or leave --max_metric_drop out",
     ),
     above("max_difference", 0, "two programs round differently"),
@@ -84,10 +84,11 @@ class ExportArguments:
     max_eval_samples: int | None = None
     """Judge only this many of the first examples of validation_file. null: all."""
     max_difference: float = 1e-4
-    """Largest difference of an fp32 export's logits from torch's: absolute, or a share of the largest logit if that is
-    above 1. The export fails above it."""
+    """Largest difference of an fp32 export's logits, vectors or scores from torch's: absolute, or a share of the
+    largest if that is above 1. The export fails above it, and if the cosine of two vectors is below 1 by more."""
     max_metric_drop: float = 0.5
-    """With int8: points of 100 by which the task's metric may be below torch's. The export fails if it loses more."""
+    """With int8: points of 100 by which the task's metric may be below torch's. Dynamic int8 leaves the layers with the
+    largest error in fp32 to stay above that. The export fails if it loses more all the same."""
     per_device_eval_batch_size: int = 8
     """Rows at once, for metrics and speed."""
     text_column_names: str | None = None

@@ -102,11 +102,11 @@ def least_in_fp32(
     whole = error([])
     share = {name: (whole - error([name])) / max(whole, 1e-30) for name in names}
     order = sorted(names, key=lambda name: share[name], reverse=True)
-    fails, holds = 0, 1
-    while not keeps(choice.compute(order[:holds])):
-        if holds == len(order):
+    fails, holds, most = 0, 1, len(order) - 1  # with none in int8 it would be no int8 graph
+    while holds > most or not keeps(choice.compute(order[:holds])):
+        if holds >= most:
             return None
-        fails, holds = holds, min(2 * holds, len(order))
+        fails, holds = holds, min(2 * holds, most)
     while holds - fails > 1:
         middle = (fails + holds) // 2
         fails, holds = (fails, middle) if keeps(choice.compute(order[:middle])) else (middle, holds)
