@@ -30,7 +30,6 @@ library = pytest.importorskip(
 )
 for name in ("onnxruntime", "onnx", "onnxscript"):
     pytest.importorskip(name, reason=f"needs {name}: make test-libraries installs it")
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402 - after its check
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
@@ -76,7 +75,9 @@ def made_by_library(folder: Path, encoder: Path) -> Any:
     """Return a model that whet has not trained: the first token, a dense layer, unit length, half of the numbers."""
     encoding = library.SentenceTransformer(str(encoder), device="cpu")[0]
     torch.manual_seed(0)
-    modules = [encoding, Pooling(32, "cls"), Dense(32, 16, activation_function=torch.nn.Tanh()), Normalize()]
+    of = library.sentence_transformer.modules
+    dense = of.Dense(32, 16, activation_function=torch.nn.Tanh())
+    modules = [encoding, of.Pooling(32, "cls"), dense, of.Normalize()]
     model = library.SentenceTransformer(
         modules=modules, device="cpu", prompts={"passage": "the ", "other": "on "}, default_prompt_name="other",
         truncate_dim=8,
@@ -247,7 +248,7 @@ def test_what_no_graph_computes_is_refused(
 ) -> None:
     library.CrossEncoder(str(encoder_folder), num_labels=3, device="cpu").save(str(tmp_path / "labels"))
     parts = [*library.SentenceTransformer(str(encoder_folder), device="cpu")]
-    parts[1] = Pooling(32, "mean", include_prompt=False)
+    parts[1] = library.sentence_transformer.modules.Pooling(32, "mean", include_prompt=False)
     library.SentenceTransformer(modules=parts, prompts={"query": "who "}, device="cpu").save(str(tmp_path / "apart"))
     pairs = write_pairs(tmp_path / "pairs.csv")
     training = ["--train_file", str(pairs), "--do_train", "--output_dir", str(tmp_path / "out")]

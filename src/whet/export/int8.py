@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from whet.export.check import Columns, Forward
@@ -138,19 +139,16 @@ class _Choice:
     @classmethod
     def of(cls, graph: Any, in_int8: Any, names: Sequence[str], outputs: Sequence[str]) -> _Choice | None:
         """Return the choice between these two forms of a model; None if they are too large for it."""
-        import onnx_ir
-
+        to_proto = require("onnx_ir", needed_for="--int8", install=extra("onnx")).to_proto
         programs = [one.components["model"].program for one in (graph, in_int8)]
         n_bytes = sum(value.const_value.nbytes for one in programs for value in one.graph.initializers.values())
         if n_bytes >= _MOST_BYTES:
             return None
-        joined = _joined(*map(onnx_ir.to_proto, programs), names)
+        joined = _joined(to_proto(programs[0]), to_proto(programs[1]), names)
         return cls(session(joined.SerializeToString()), names, outputs)
 
     def compute(self, fp32: Sequence[str]) -> Callable[[Arrays], Arrays]:
         """Return what computes the outputs by name, with these parts in fp32."""
-        import numpy as np
-
         chosen = {_flag(name): np.array(name in fp32) for name in self._names}
         return lambda feed: dict(zip(self._outputs, self._session.run(self._outputs, {**feed, **chosen}), strict=True))
 
@@ -161,8 +159,7 @@ def _flag(name: str) -> str:
 
 def _joined(plain: Any, in_int8: Any, names: Sequence[str]) -> Any:
     """Return the int8 model, changed: it also computes these nodes of the plain one, and an input chooses each."""
-    from onnx import NodeProto, TensorProto, helper
-
+    onnx = require("onnx", needed_for="--int8", install=extra("onnx"))
     graph = in_int8.graph
     own = {node.output[0]: node for node in plain.graph.node if node.name in names}
     nodes = []
@@ -170,15 +167,15 @@ def _joined(plain: Any, in_int8: Any, names: Sequence[str]) -> Any:
         nodes.append(node)
         for place, name in enumerate(node.output):
             if name in own:
-                again = NodeProto()
+                again = onnx.NodeProto()
                 again.CopyFrom(own[name])
                 again.name = again.output[0] = f"{name}.fp32"
                 node.output[place] = f"{name}.int8"
-                chosen = helper.make_node("Where", [_flag(own[name].name), f"{name}.fp32", f"{name}.int8"], [name])
+                chosen = onnx.helper.make_node("Where", [_flag(own[name].name), f"{name}.fp32", f"{name}.int8"], [name])
                 nodes += [again, chosen]
     held, read = {one.name for one in graph.initializer}, {name for node in own.values() for name in node.input}
     graph.initializer.extend(one for one in plain.graph.initializer if one.name in read - held)
-    graph.input.extend(helper.make_tensor_value_info(_flag(name), TensorProto.BOOL, []) for name in names)
+    graph.input.extend(onnx.helper.make_tensor_value_info(_flag(name), onnx.TensorProto.BOOL, []) for name in names)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
     return in_int8
