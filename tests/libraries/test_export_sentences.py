@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_encoders import save_encoder, sentences
 
 from whet.cli.main import run
@@ -28,8 +29,9 @@ pytestmark = pytest.mark.filterwarnings("default")  # those of these libraries a
 library = pytest.importorskip(
     "sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it"
 )
-for name in ("onnxruntime", "onnx", "onnxscript"):
-    pytest.importorskip(name, reason=f"needs {name}: make test-libraries installs it")
+pytest.importorskip("onnxruntime", reason="needs onnxruntime: make test-libraries installs it")
+pytest.importorskip("onnxscript", reason="needs onnxscript: make test-libraries installs it")
+onnx = pytest.importorskip("onnx", reason="needs onnx: make test-libraries installs it")
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
@@ -174,6 +176,47 @@ def test_a_model_of_the_library_keeps_modules_prompts_and_length(encoder_folder:
     np.testing.assert_allclose(
         served(tmp_path / "short", [{"text": texts}])[0]["vectors"], wanted[0][:, :4], atol=CLOSE
     )
+
+
+def test_layers_that_cost_the_metric_in_int8_stay_in_fp32(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value of an inner layer is so large that 8 bits leave nothing of the others, which the vector depends on."""
+    weights = load_file(encoder_folder / "model.safetensors")
+    weights["encoder.layer.0.intermediate.dense.weight"][0] *= 1e4
+    weights["encoder.layer.0.intermediate.dense.bias"][0] = 1e4
+    weights["encoder.layer.0.output.dense.weight"] *= 30
+    weights["encoder.layer.0.output.dense.weight"][:, 0] = 1e-6
+    save_file(weights, encoder_folder / "model.safetensors", {"format": "pt"})
+    model = library.SentenceTransformer(str(encoder_folder), device="cpu")
+    model.save(str(tmp_path / "model"))
+    one, two = sentences(N_ROWS, 1), sentences(N_ROWS, 2)
+    cosines = model.similarity_pairwise(model.encode(one), model.encode(two))  # so that torch's correlation is 1
+    scores = ((cosines - cosines.min()) / (cosines.max() - cosines.min())).tolist()
+    lines = ["sentence1,sentence2,score", *(f"{a},{b},{score}" for a, b, score in zip(one, two, scores, strict=True))]
+    (tmp_path / "scored.csv").write_text("\n".join(lines) + "\n", "utf-8")
+
+    folder = tmp_path / "served"
+    line = [
+        "export",
+        tmp_path / "model",
+        "--int8",
+        "--output_dir",
+        folder,
+        "--validation_file",
+        tmp_path / "scored.csv",
+    ]
+    assert run([*map(str, line), "--max_metric_drop", "3"]) == 0
+    found = about(folder)["check"]
+    assert found["metric"]["torch"] == pytest.approx(1, abs=CLOSE)
+    assert found["int8"]["without_fp32"]["drop_points"] > 3 >= found["metric"]["drop_points"]
+    (layer,) = found["int8"]["fp32"]
+    assert layer.endswith("encoder.layer.0.output.dense")
+    assert "layers (with all in int8 Spearman's correlation loses" in capsys.readouterr().out
+    program = onnx.load(folder / "model.onnx", load_external_data=False)
+    held = {one.name for one in program.graph.initializer}
+    plain = [node for node in program.graph.node if node.op_type == "MatMul" and node.input[1] in held]
+    assert len(plain) == 1
 
 
 def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict[str, Path], tmp_path: Path) -> None:

@@ -382,11 +382,9 @@ def _measured(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append((metric.name, f"{metric.exported:.4f} exported, {metric.torch:.4f} torch ({of})"))
     if kept := facts.get("int8", {}).get("fp32"):
         assert isinstance(metric, check.Metric)
-        n_parts, lost = facts["int8"]["parts"], facts["int8"]["without_fp32"]["drop_points"]
+        lost = f"with all in int8 {metric.name} loses {facts['int8']['without_fp32']['drop_points']:.2f} points"
         shown = ", ".join([*kept][:_MOST_NAMED]) + (" ..." if len(kept) > _MOST_NAMED else "")
-        rows.append(
-            ("fp32", f"{len(kept)} of {n_parts} layers, as {metric.name} loses {lost:.2f} points in int8: {shown}")
-        )
+        rows.append(("in fp32", f"{len(kept)} of {facts['int8']['layers']} layers ({lost}): {shown}"))
     mine, theirs = speed.exported_rows_per_s[0], speed.torch_rows_per_s[0]
     how = f"{console.plural(speed.threads, 'thread')}, batches of {speed.batch_rows}"
     rows.append(("rows/s", f"{mine:,.1f} exported, {theirs:,.1f} torch fp32: {speed.times_torch:.2f} times ({how})"))
