@@ -167,7 +167,7 @@ class SentenceModel:
     def write(self, folder: Path) -> Mapping[str, Any]:
         """Write the tokenizer, the modules without the encoder's weights, and how pairs are read.
 
-        The modules let sentence-transformers open the graph as a backend of its own. Raises ConfigError if the tokens
+        The modules are those that sentence-transformers' own backends read. Raises ConfigError if the tokens
         of the script would not be the model's. Returns what the script reads.
         """
         with quiet():
