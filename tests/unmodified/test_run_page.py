@@ -25,7 +25,8 @@ def test_an_entry_point_is_a_public_function_of_its_library(entry: EntryPoint) -
     package = entry.module.partition(".")[0]
     if find_spec(package) is None:
         pytest.skip(f"needs {package}: make test-libraries installs it")
-    class_name, _, function = entry.function.partition(".")
-    owner = getattr(importlib.import_module(entry.module), class_name)
+    class_name, _, function = entry.function.rpartition(".")
+    module = importlib.import_module(entry.module)
+    owner = getattr(module, class_name) if class_name else module
     assert not any(part.startswith("_") for part in entry.name.split("."))
     assert callable(vars(owner)[function])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from whet.run import reports
 from whet.run.changing import N_JUDGED, N_TIMED, N_UNCHANGED, N_WARM_UP
@@ -87,7 +88,7 @@ print(json.dumps(found))
 
 
 def script(
-    tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool, least_gain: float = 0.0
+    tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool, least_gain: float = 0.0, ranks: int = 1
 ) -> tuple[Any, list[reports.Report]]:
     """Return what a script of N steps prints last, and what was reported; `run`: with the entry points replaced."""
     folder = tmp_path / ("run" if run else "plain")
@@ -96,8 +97,9 @@ def script(
         f"LEAST_GAIN, N = {least_gain}, {n_steps}\n{_INSTALLED if run else ''}{_MODEL}{text}", "utf-8"
     )
     variables = {**os.environ, "WHET_RUN_REPORTS": str(folder / "reports"), "OMP_NUM_THREADS": "1"}
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
+        [sys.executable, *start, "train.py"], cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -150,6 +152,130 @@ def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path) -> No
         assert one == pytest.approx(other, rel=TOLERANCE)
     assert [(one.name, one.by, one.left) for one in report.models] == [("BertForMaskedLM", "accelerate", None)]
     assert report.models[0].changed is not None
+
+
+@pytest.mark.slow
+def test_ranks_have_the_losses_of_the_script_and_a_speed(tmp_path: Path) -> None:
+    """DistributedDataParallel is around the model when it is changed, on each rank after the same step."""
+    text = _LOOP.replace("60_000", "200").replace("print(", "if accelerator.is_main_process: print(")
+    text = text.replace("outputs.logits.square().mean()", "accelerator.reduce(outputs.loss.detach())")
+    plain, _ = script(tmp_path, text, run=False, ranks=2)
+    run, (report,) = script(tmp_path, text, run=True, ranks=2)
+    for one, other in zip(run, plain, strict=True):
+        assert one == pytest.approx(other, rel=TOLERANCE)
+    (model,) = report.models
+    assert model.changed is not None
+    assert model.gain is not None
+
+
+_PICKLES = """
+import copy
+from accelerate import Accelerator
+
+set_seed(1)
+accelerator = Accelerator(cpu=True)
+model = BertForSequenceClassification(config())
+teacher = BertForSequenceClassification(config()).requires_grad_(False).eval()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.utils.data.DataLoader(list(rows(80, lambda k: {"labels": k % 2})), batch_size=4)
+model, teacher, optimizer, data = accelerator.prepare(model, teacher, optimizer, data)
+found = []
+for step, batch in zip(range(N), data):
+    model.train()
+    with torch.no_grad():
+        wanted = teacher(**batch).logits
+    if step == 1:
+        model(**batch)  # and the step fails, and is taken again
+    outputs = model(**batch)
+    loss = outputs.loss + (outputs.logits - wanted).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        found.append([loss.item(), float(model(**batch).logits.square().mean())])
+    if step in (0, N - 1):
+        torch.save({"model": accelerator.unwrap_model(model), "step": step}, f"{step}.pt")
+        torch.save({"model": copy.deepcopy(model)}, f"copy-{step}.pt")
+        torch.save(batch, f"batch-{step}.pt")
+accelerator.unwrap_model(model).save_pretrained("saved")
+print(json.dumps({"found": found, "names": sorted(model.state_dict())}))
+"""
+
+
+def test_model_that_a_script_pickles_loads_without_whet(tmp_path: Path) -> None:
+    """Also while its steps are timed, and a copy of it. A frozen teacher is changed at once."""
+    plain, _ = script(tmp_path, _PICKLES, run=False)
+    run, (report,) = script(tmp_path, _PICKLES, run=True)
+    assert run["names"] == plain["names"]
+    for one, other in zip(run["found"], plain["found"], strict=True):
+        assert one == pytest.approx(other, rel=TOLERANCE)
+    for step in (0, N_STEPS - 1):
+        batch = torch.load(tmp_path / "run" / f"batch-{step}.pt", weights_only=False)
+        for name in (f"{step}.pt", f"copy-{step}.pt"):
+            assert b"whet" not in (tmp_path / "run" / name).read_bytes()
+            own = torch.load(tmp_path / "run" / name, weights_only=False)["model"]
+            assert float(own.eval()(**batch).logits.detach().square().mean()) == pytest.approx(
+                run["found"][step][1], rel=TOLERANCE
+            )
+    model, teacher = report.models
+    assert model.after is not None
+    assert None not in (model.changed, teacher.changed)
+    assert teacher.untimed == "it was not trained"
+
+
+_LATER = """
+from accelerate import Accelerator
+from transformers import BertModel
+
+class Own(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **_):
+        inputs.pop("labels", None)
+        return model(**inputs).last_hidden_state[:, 0].float().square().mean()
+
+set_seed(1)
+data = list(rows(80, lambda k: {"labels": torch.arange(40) % 5}))
+batch = {name: torch.stack([one[name] for one in data[:4]]) for name in data[0]}
+found = {}
+model = BertForMaskedLM(config())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model, optimizer = Accelerator(cpu=True).prepare(model, optimizer)
+compiled = torch.compile(model, backend="eager", fullgraph=True)
+found["compiled"] = []
+for _ in range(N):
+    loss = compiled(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    found["compiled"].append(loss.item())
+large = BertForMaskedLM(config(vocab_size=60_000))
+found["trainer"] = losses(Trainer(large, arguments(max_steps=N), train_dataset=data))
+found["again"] = losses(Trainer(large, arguments(max_steps=2), train_dataset=data))
+optimizer = torch.optim.AdamW(large.parameters(), lr=1e-3)
+kept = [large.train()(**batch)]
+kept[0].loss.backward()
+optimizer.step()
+found["logits after a step"] = float(kept[0].logits.detach().square().mean())
+encoder, kinds = BertModel(config()), []
+encoder.encoder.layer[1].output.dense.register_forward_hook(lambda *given: kinds.append(str(given[2].dtype)))
+found["half"] = losses(Own(encoder, arguments(max_steps=N, bf16=True), train_dataset=data))
+print(json.dumps(found | {"kinds": sorted(set(kinds))}))
+"""
+
+
+def test_what_a_script_does_to_its_model_later(tmp_path: Path) -> None:
+    """It compiles the model, trains it a second time and in another loop, or has put mixed precision around it."""
+    plain, _ = script(tmp_path, _LATER, run=False)
+    run, (report,) = script(tmp_path, _LATER, run=True)
+    assert run["kinds"] == plain["kinds"] == ["torch.bfloat16"]
+    assert run.pop("half") == pytest.approx(plain.pop("half"), rel=2e-2)  # bf16 rounds sums at the third digit
+    for name, losses in plain.items():
+        assert run[name] == (losses if name == "kinds" else pytest.approx(losses, rel=TOLERANCE))
+    compiled, large, encoder = report.models
+    assert compiled.left == "torch.compile reads it, or its parts are called one by one"
+    assert run["compiled"] == plain["compiled"]
+    assert large.changed is not None
+    assert encoder.changed is not None
 
 
 _TWO = """

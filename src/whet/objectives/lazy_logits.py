@@ -8,14 +8,16 @@ label, some hundred at a time. Whatever else is done is done with the logits the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import Optimizer
 
 from whet.errors import ConfigError
 from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
@@ -48,6 +50,19 @@ def restore(model: nn.Module) -> None:
             del module.forward
 
 
+def keep_readable(optimizer: Optimizer) -> None:
+    """Let logits that somebody still holds be read, without gradients, after the optimizer's step that comes next.
+
+    A loop may look at the logits of its last batch at any time. They keep a copy of the weights that made them, which
+    takes far less than they would.
+    """
+    sources = list(_SOURCES)
+    if sources:
+        changing = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for source in sources:
+            source.keep_readable(changing)
+
+
 def _head(self: Any, states: Tensor) -> Tensor:
     """Stand in for the forward of a linear layer (..., D) -> (..., V): lazy if the result is larger than a chunk."""
     size = states.numel() // states.shape[-1] if states.dim() == 3 and states.numel() else 0
@@ -73,6 +88,20 @@ class Source:
         self._origin = Origin((states, weight, bias))
         self._logits: Tensor | None = None
         self._written = 0
+        self.is_kept = False
+        """Whether the weights are a copy of those that an optimizer has changed since."""
+        _SOURCES.add(self)
+
+    def keep_readable(self, changing: Container[int]) -> None:
+        """Copy the weights if they are among the tensors with these ids, and logits have not been computed yet."""
+        own = self.weight, self.bias
+        if self._logits is None and not self.is_stale and any(id(one) in changing for one in own if one is not None):
+            self.states, self._has_grad, self.is_kept = self.states.detach(), False, True
+            self.weight, self.bias = (
+                self.weight.detach().clone(),
+                None if self.bias is None else self.bias.detach().clone(),
+            )
+            self._origin = Origin((self.states, self.weight, self.bias))
 
     def logits(self) -> Tensor:
         """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once."""
@@ -105,6 +134,10 @@ class Source:
                 return linear_cross_entropy(states, weight, labels, cap, bias)
             head = partial(nn.functional.linear, weight=weight, bias=bias)
             return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
+
+
+_SOURCES: WeakSet[Source] = WeakSet()
+"""Those whose logits somebody holds."""
 
 
 class LazyLogits(LazyTensor):
@@ -140,7 +173,8 @@ class LazyLogits(LazyTensor):
     @property
     def is_open(self) -> bool:
         """Whether nobody has read these logits, nor written to what they are made of."""
-        return self._value is None and not self._source.is_changed and not self._source.is_stale
+        source = self._source
+        return self._value is None and not (source.is_changed or source.is_stale or source.is_kept)
 
     def without_numbers(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the cross entropy of these logits, or the logits after a step that it can follow; else None."""

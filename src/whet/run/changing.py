@@ -13,23 +13,28 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from whet.config import environment
 from whet.config.ranks import place_or_alone
 from whet.errors import WhetError
 from whet.kernels import allocator
 from whet.log import logger
+from whet.models import record
 from whet.models.adapters import unwrapped
 from whet.objectives import lazy_logits
 from whet.own_loop import locate
@@ -47,10 +52,13 @@ LEAST_GAIN = 0.97
 """How many times as fast a changed model has to be by then; less is no noise."""
 N_TIMED = 40
 """Steps of a changed model that are timed; after them, this module has no hook in the model any more."""
-_RANKS = "several ranks train it"
+_SHARED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
+"""Kinds of training in accelerate in which a rank has a part of the weights."""
+_ELSEWHERE = "its weights are shared among ranks"
+_BY_SCRIPT = "the script itself calls whet"
 
 _in_trainer: ContextVar[bool] = ContextVar("whet_run_in_trainer", default=False)
-"""Whether transformers' Trainer trains: of a training step it reads the loss and no logits."""
+"""Whether transformers' Trainer trains: of a training step it reads the loss, and no hidden states later."""
 
 
 # ---- The functions around the entry points: the replaced function comes first, then its arguments ----
@@ -70,15 +78,18 @@ def prepare_model(function: Callable[..., Any], accelerator: Any, model: Any, *g
     evaluates = named.get("evaluation_mode", given[1] if len(given) > 1 else False)
     if isinstance(model, nn.Module) and not getattr(model, "_is_accelerate_prepared", False):
         by = "transformers' Trainer" if _in_trainer.get() else "accelerate"
-        _take(model, by, trains=not evaluates, why_untimed=_why_untimed(accelerator))
+        trains = not evaluates and any(one.requires_grad for one in model.parameters())
+        shared = str(getattr(accelerator.distributed_type, "value", "")) in _SHARED
+        _take(model, by, trains=trains, why_untimed=_why_untimed(accelerator), why_left=_ELSEWHERE if shared else None)
+    elif isinstance(model, nn.Module) and (watch := _watches.get(model)) is not None:
+        watch.forget_begin()  # a training ended in the middle of a step, and another begins
     return function(accelerator, model, *given, **named)
 
 
 def fit(function: Callable[..., Any], trainer: Any, model: Any, *given: Any, **named: Any) -> Any:
     """Stand around Lightning's `Trainer.fit`, in which the module may still make its model."""
     if isinstance(model, nn.Module):
-        why_untimed = _RANKS if getattr(trainer, "world_size", 1) > 1 else None
-        _take(model, "Lightning's Trainer", trains=True, why_untimed=why_untimed, is_complete=False)
+        _take(model, "Lightning's Trainer", trains=True, why_untimed=None, is_complete=False)
     return function(trainer, model, *given, **named)
 
 
@@ -88,6 +99,7 @@ def update(function: Callable[..., Any], pipeline: Any, examples: Any, *given: A
     if not watch.is_timing:
         return function(pipeline, examples, *given, **named)
     examples = list(examples)  # it may be a stream
+    watch.forget_begin()  # of an update that failed
     watch.begin(sum(len(one.reference) for one in examples))
     found = function(pipeline, examples, *given, **named)
     with watch.guarded():
@@ -95,10 +107,34 @@ def update(function: Callable[..., Any], pipeline: Any, examples: Any, *given: A
     return found
 
 
+def save(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Stand around `torch.save`: the pickle of a model holds what the script has made, and loads without whet."""
+    modules = list(_modules_in(given[0] if given else named.get("obj")))
+    with ExitStack() as stack:
+        parts = {id(part) for one in modules for part in one.modules()}
+        for watch in list(_watches.values()) if parts else ():
+            stack.enter_context(watch.paused(parts))
+        for one in modules:
+            if _is_own(one):  # a copy of a model that was changed
+                _undo(one)
+        return function(*given, **named)
+
+
+_DEPTH, _MOST_ITEMS = 3, 1000
+"""How deep modules are looked for in what is saved, and in how large a list: in a data set there are none."""
+
+
+def _modules_in(saved: Any, depth: int = _DEPTH) -> Iterator[nn.Module]:
+    """Yield the modules among what is saved, which may be a dictionary with one."""
+    if isinstance(saved, nn.Module):
+        yield saved
+    elif isinstance(saved, Mapping | list | tuple) and depth and len(saved) <= _MOST_ITEMS:
+        for one in saved.values() if isinstance(saved, Mapping) else saved:
+            yield from _modules_in(one, depth - 1)
+
+
 def _why_untimed(accelerator: Any) -> str | None:
     """Return why steps of a model that this Accelerator prepares are not timed; None if they are."""
-    if getattr(accelerator, "num_processes", 1) > 1:
-        return _RANKS
     plugin = getattr(accelerator.state, "dynamo_plugin", None)
     compiles = str(getattr(getattr(plugin, "backend", None), "value", "NO")) != "NO"
     return "torch.compile reads it before the first step" if compiles else None
@@ -124,6 +160,8 @@ class _Watch:
         self._places = [0, 0]
         """Of the batches in calls of encoders, and of the holder: libraries may call either without its hooks."""
         self._n_steps = 0
+        self._was_called = False
+        """Whether a call was noted: where a compiler has read the model, none is."""
         self._timed: list[reports.Timed] = []
         """Each step that was timed after the change."""
         self.by, self.trains = by, trains
@@ -147,33 +185,33 @@ class _Watch:
         self.stop()
         self._decided = True
         with suppress(Exception):
-            restore(self._holder())
+            _undo(self._holder())
         self.report.changed, self.report.left = None, _in_words(error)
 
-    def decide(self) -> None:
+    def decide(self, why_left: str | None = None) -> None:
         """Change the model, or say why not; if its steps are to be timed, it is then put back to what it was."""
         self._decided, holder = True, self._holder()
         if holder is None:
             return
-        self.report.left = _why_left(holder)
+        self.report.left = why_left or _why_left(holder)
         if self.report.left is not None:
             self.stop()
             return
         self._change(holder)
-        if self.is_timing and self.by == "accelerate" and "forward" in vars(holder):
+        if self.is_timing and self._is_module and "forward" in vars(holder):
             self.is_timing = False  # accelerate may put mixed precision around this forward
             self.report.untimed = "it is an encoder without a head"
         if self.is_timing:
-            restore(holder)
+            _undo(self._holder())
             self.report.changed = None
             self._listen(holder)
 
     def _change(self, holder: Any) -> None:
-        is_read_later = self.by != "transformers' Trainer"  # by a loop that may read logits after the optimizer's step
         level = logger.level
         logger.setLevel(max(level, logging.WARNING))  # what was changed is said at the end
         try:
-            tokens: Any = "all" if is_read_later else "read"
+            # a loop of the script's own may read hidden states after the optimizer's step
+            tokens: Any = "read" if self.by == "transformers' Trainer" else "all"
             optimize(holder, last_block_tokens=tokens)
             if any(map(_reads_padding, locate.encoders_in(holder))):  # the script's loss is to be its own
                 optimize(holder, last_block_tokens=tokens, padding="all")
@@ -181,11 +219,33 @@ class _Watch:
                 allocator.keep_freed_memory()
         finally:
             logger.setLevel(level)
-        for encoder in locate.encoders_in(holder):
-            _own.update(encoder.model.modules())
-            if is_read_later:
-                lazy_logits.restore(encoder.model)
+        for model in _marked_in(holder):
+            record.keep(model, _MARK, True)
         self.report.changed = str(changes(holder))
+
+    @contextmanager
+    def paused(self, parts: Container[int]) -> Iterator[None]:
+        """Let the model be as the script has it for a while, if one of its modules is among those with these ids."""
+        holder = self._holder()
+        is_touched = bool(self._handles) or self.report.changed is not None
+        if not isinstance(holder, nn.Module) or not is_touched or all(id(one) not in parts for one in holder.modules()):
+            yield
+            return
+        was_changed, is_listening, forward = self.report.changed, bool(self._handles), vars(holder).get("forward")
+        self._deafen()
+        if was_changed is not None:
+            _undo(self._holder())
+        try:
+            yield
+        finally:
+            with self.guarded():
+                if was_changed is not None:
+                    self._change(holder)
+                    self.report.changed = was_changed
+                if forward is not None:  # accelerate may have put mixed precision around it
+                    holder.forward = forward
+                if is_listening:
+                    self._listen(holder)
 
     def _listen(self, holder: Any) -> None:
         if self._is_module:
@@ -198,7 +258,7 @@ class _Watch:
     def begin(self, n_places: int, level: int = 0) -> None:
         """Note a call of the model with a batch of this many places; the first one begins a step."""
         if self._began is None:
-            self._began, self._places = _now_s(), [0, 0]
+            self._began, self._places, self._was_called = _now_s(), [0, 0], True
         self._places[level] += n_places
 
     def forget_begin(self) -> None:
@@ -218,11 +278,15 @@ class _Watch:
             seconds, processor_seconds = (now - then for now, then in zip(_now_s(), self._began, strict=True))
             places, self._began = self._places[0] or self._places[1] or 1, None
             self._note(reports.Timed(seconds, seconds / places, processor_seconds / places, 1))
+        if self._n_steps == N_UNCHANGED and not self._was_called:
+            self.stop()
+            self.report.left = "torch.compile reads it, or its parts are called one by one"
+            return
         if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
             self._change(holder)
         if len(self._timed) == N_JUDGED and self.report.is_slower(LEAST_GAIN):
             self.stop()
-            restore(self._holder())
+            _undo(self._holder())
             why = f"steps took longer: {self.report.gain:.2f} times as fast, so it was put back"
             self.report.changed, self.report.left = None, why
         if self._n_steps == N_UNCHANGED + N_WARM_UP + N_TIMED:
@@ -241,6 +305,9 @@ class _Watch:
     def stop(self) -> None:
         """Time no more steps."""
         self.is_timing = False
+        self._deafen()
+
+    def _deafen(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -255,13 +322,13 @@ class _Watch:
 
 
 class _Called:
-    """The hook of a model whose steps are timed. A copy of the model has one that does nothing."""
+    """The hook of a model whose steps are timed. Copies and pickles have one that does nothing, and needs no whet."""
 
-    def __init__(self, watch: _Watch | None = None, level: int = 0) -> None:
+    def __init__(self, watch: _Watch, level: int) -> None:
         self._watch, self._level = watch, level
 
     def __call__(self, model: nn.Module, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        if self._watch is not None and (model.training or torch.is_grad_enabled()):
+        if not torch.compiler.is_compiling() and (model.training or torch.is_grad_enabled()):
             try:
                 inner = [value for one in given if isinstance(one, Mapping) for value in one.values()]
                 self._watch.begin(_n_places([named.get("input_ids"), *given, *inner, *named.values()]), self._level)
@@ -269,18 +336,21 @@ class _Called:
                 self._watch.give_up(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Called, ()
+        return getattr, (nullcontext(), "__exit__")
 
 
 _watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
-_own: WeakSet[nn.Module] = WeakSet()
-"""The modules of encoders that were changed here, and not by the script."""
+_MARK = "changed by whet run"
+"""The entry in the record of encoders that were changed here, and not by the script, and of their copies."""
 
 
-def _take(model: Any, by: str, *, trains: bool, why_untimed: str | None, is_complete: bool = True) -> _Watch:
+def _take(
+    model: Any, by: str, *, trains: bool, why_untimed: str | None, why_left: str | None = None, is_complete: bool = True
+) -> _Watch:
     """Return what is known of a model that is to be trained or evaluated; decide about it if it comes for that first.
 
-    `is_complete`: its modules are all there. Otherwise it is looked at after the first step.
+    `is_complete`: its modules are all there. Otherwise it is looked at after the first step. `why_left`: why it stays
+    as it is whatever it is.
     """
     watch = _watches.get(model)
     if watch is not None and (watch.report.left is not None or watch.trains or not trains):
@@ -288,27 +358,49 @@ def _take(model: Any, by: str, *, trains: bool, why_untimed: str | None, is_comp
             watch.forget_begin()
         return watch
     if watch is not None:
-        _report.models.remove(watch.report)
+        _report.models[:] = [one for one in _report.models if one is not watch.report]
     watch = _watches[model] = _Watch(model, by, why_untimed, trains=trains)
     if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
         logger.addHandler(_Notes(logging.WARNING))
     if is_complete:
         with watch.guarded():
-            watch.decide()
+            watch.decide(why_left)
     return watch
 
 
 def _why_left(holder: Any) -> str | None:
     """Return why the model stays as the script has it; None if it is to be changed."""
     roots = [root for _, root in locate.modules_in(holder)]
-    if changes(holder) is not None and not any(module in _own for root in roots for module in root.modules()):
-        return "the script itself calls whet"
+    if changes(holder) is not None and not any(map(_is_own, roots)):
+        return _BY_SCRIPT
     why = next(filter(None, map(locate.why_elsewhere, roots)), None)
     if why is not None:
         return why
     locate.prove_in(holder)
     return locate.why_unchanged([encoder.model for encoder in locate.encoders_in(holder)])
+
+
+def _marked_in(holder: Any) -> Iterator[nn.Module]:
+    """Yield the modules that carry the mark of a change: each encoder, and what stands around it."""
+    for encoder in locate.encoders_in(holder):
+        yield encoder.model
+        base: Any = getattr(encoder.model, "base_model", None)
+        if isinstance(base, nn.Module) and base is not encoder.model:
+            yield base
+
+
+def _is_own(root: nn.Module) -> bool:
+    """Return whether there is an encoder in the module that was changed here."""
+    return any(record.read(module, _MARK) for module in root.modules())
+
+
+def _undo(holder: Any) -> None:
+    """Put what was changed here back to what it was."""
+    restore(holder)
+    for model in _marked_in(holder):
+        record.take(model, _MARK)
 
 
 _TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
@@ -320,6 +412,10 @@ def _reads_padding(encoder: locate.Encoder) -> bool:
     found = changes(encoder.model)
     of_tokens = type(unwrapped(encoder.model)).__name__.endswith(_TOKEN_HEADS)
     return found is not None and found.padding == "sampled" and not of_tokens
+
+
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    lazy_logits.keep_readable(optimizer)
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:

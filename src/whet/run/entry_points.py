@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_CHANGING = "whet.run.changing"
 Around = Callable[..., Any]
 """Takes the replaced function and its arguments; returns its result."""
 
@@ -28,13 +29,15 @@ class EntryPoint:
     module: str
     """Where the function is defined."""
     function: str
-    """Its name, after that of its class."""
+    """Its name, after that of its class if it has one."""
     used_by: str
     """Whose scripts call it."""
     does: str
     """What `whet run` does in it, next to calling it."""
     around: str
     """The function of `whet.run.changing` that does so."""
+    brings_models: bool = True
+    """Whether whet may see a model here first; a function that brings none is alone until whet has seen one."""
 
     @property
     def name(self) -> str:
@@ -77,6 +80,14 @@ TABLE = (
         "spaCy's loops, and `spacy train`",
         "the pipeline is changed after two updates",
         "update",
+    ),
+    EntryPoint(
+        "torch",
+        "save",
+        "scripts that pickle a model",
+        "the pickle holds the model as the script has it, and loads without whet",
+        "save",
+        brings_models=False,
     ),
 )
 """All entry points. `docs/run.md` prints it."""
@@ -141,14 +152,16 @@ class _Loader(Loader):
 
 def _replace(module: ModuleType, entry: EntryPoint) -> None:
     """Put a function around that of the entry point; a class without it, of another release, stays as it is."""
-    class_name, _, function_name = entry.function.partition(".")
-    owner = getattr(module, class_name, None)
-    function = vars(owner).get(function_name) if isinstance(owner, type) else None
+    class_name, _, function_name = entry.function.rpartition(".")
+    owner = getattr(module, class_name, None) if class_name else module
+    function = vars(owner).get(function_name) if isinstance(owner, type | ModuleType) else None
     if not callable(function):
         return
 
     @functools.wraps(function)
     def around(*given: Any, **named: Any) -> Any:
-        return getattr(import_module("whet.run.changing"), entry.around)(function, *given, **named)
+        if not entry.brings_models and _CHANGING not in sys.modules:
+            return function(*given, **named)
+        return getattr(import_module(_CHANGING), entry.around)(function, *given, **named)
 
     setattr(owner, function_name, around)
