@@ -131,7 +131,7 @@ test-gpu: ## Run the tests that need a GPU, by a Python that has torch for it: G
 bench-gpu: ## Measure training on a GPU beside transformers' best flags, by the same Python: 8 minutes
 	@PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) benchmarks/gpu/steps.py $(ARGS)
 
-bench-run: $(HAS_LIBRARIES) ## Measure `whet run` on example scripts: DATA=FOLDER_WITH_DATA_SETS SCRIPTS=FOLDER SENTENCE_SCRIPTS=FOLDER; 30 minutes
+bench-run: $(HAS_LIBRARIES) ## Measure `whet run` on example scripts: DATA=FOLDER_WITH_DATA_SETS SCRIPTS=FOLDER SENTENCE_SCRIPTS=FOLDER; 3 hours
 	@$(LIBRARIES)/bin/python benchmarks/run/run.py --data "$(DATA)" --transformers "$(SCRIPTS)" \
 	  --sentence_transformers "$(SENTENCE_SCRIPTS)" $(ARGS)
 
