@@ -47,9 +47,13 @@ class Problem:
     """What to do; names a flag, a field or a command."""
 
     def __str__(self) -> str:
-        got = [] if self.got is None else [f"  got: {_short(self.got, _LONGEST_GOT)}"]
-        parts = [self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"]
-        return hide_secrets("\n".join(_short(escape_controls(part), _LONGEST_PART) for part in parts))
+        return "\n".join(text if name == "what" else f"  {name}: {text}" for name, text in self.parts().items())
+
+    def parts(self) -> dict[str, str]:
+        """Return the parts by name, as they are shown: shortened, without secrets; `got` only if there is one."""
+        got = {} if self.got is None else {"got": _short(self.got, _LONGEST_GOT)}
+        parts = {"what": self.what, **got, "why": self.why, "fix": self.fix}
+        return {name: hide_secrets(_short(escape_controls(text), _LONGEST_PART)) for name, text in parts.items()}
 
 
 class WhetError(Exception):

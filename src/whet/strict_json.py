@@ -100,6 +100,18 @@ def jsonable(value: Any) -> Any:
     return jsonable(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
+def with_finite_numbers(value: Any) -> Any:
+    """Return the value as JSON can hold it; NaN and the infinities are the texts NaN, Infinity and -Infinity."""
+    value = jsonable(value)
+    if isinstance(value, dict):
+        return {name: with_finite_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [with_finite_numbers(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def place_in(text: str, index: int) -> str:
     """Return the line and column of this character, both counted from 1."""
     return f"line {text.count(chr(10), 0, index) + 1}, column {index - text.rfind(chr(10), 0, index)}"

@@ -24,7 +24,7 @@ def _whet(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (("qa", "--no_bf16", "yes"), "error: --no_bf16 takes no value\n  got: yes\n"),
         (("qa", "--bf16=maybe"), "error: --bf16 does not fit\n  got: maybe\n"),
         (("ask", "--version_2_with_negative", "perhaps"), "error: --version_2_with_negative takes true or false\n"),
-        (("doctor", "--json", "please"), "error: --json takes true or false\n  got: please\n"),
+        (("doctor", "--kernels", "please"), "error: --kernels takes true or false\n  got: please\n"),
         (("demo", "again"), "error: a word belongs to no flag\n  got: again\n"),
         (("qa", "out"), "error: a word belongs to no flag\n  got: out\n"),
         (("qa", "--seed", "1", "2"), "error: a word belongs to no flag\n  got: 2\n"),

@@ -153,7 +153,8 @@ def test_kernels_option_reports_only_the_operators(kernels: dict[str, Any], caps
     shown = capsys.readouterr().out
     assert str(_NATIVE) in shown
     assert "processor" not in shown
-    assert set(kernels) == {"native", "ok", "advice", "exit"}
+    assert set(kernels) >= {"native", "ok", "advice"}
+    assert not {"machine", "software", "rates"} & set(kernels)
 
 
 @pytest.fixture

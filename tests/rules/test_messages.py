@@ -36,7 +36,7 @@ _OF_PROGRAMS = {
     "--build": {"build"},
     "json.tool": {"json-lines"},
 }
-_OF_EVERY_COMMAND = {"help", "config", "print_config", "version", "OPTION", "flag"}
+_OF_EVERY_COMMAND = {"help", "json", "config", "print_config", "version", "OPTION", "flag"}
 """Flags that are no settings, and the words that help texts write for any flag."""
 _AFTER_A_FLAG = {
     "out", "or", "and", "with", "instead", "in", "is", "means", "alone", "saves", "that", "names", "a", "to", "for",

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from whet import log
+from whet import json_output, log
 from whet.bench.arguments import BenchArguments
 from whet.bench.techniques import PLAIN, Base, Technique, choose, why_not
 from whet.config.arguments import TrainingArguments
@@ -266,6 +266,8 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
         raise _plain_failed(rows[0].error)
     found = lines(rows)
     write(rows, finished=True)
+    json_output.add(techniques=[line.to_dict() for line in found])
+    json_output.add_outputs(measurements=folder / "methods.json", picture=folder / "methods.png")
     show(found, asked.warmup + asked.steps)
     draw(found, f"{qa.model_name_or_path}: {asked.rounds} x {asked.steps} steps", folder / "methods.png")
     print(f"written: {folder / 'methods.json'} and methods.png", file=sys.stderr)

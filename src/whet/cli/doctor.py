@@ -49,16 +49,12 @@ class DoctorArguments:
     rates: bool = False
     """Measure how fast the parts of a training run here, for about ten seconds the first time. `whet plan --hardware`
     reads the JSON report and forecasts for this machine elsewhere."""
-    json: bool = False
-    """Print one JSON object with everything, for machines."""
 
 
 def _run(asked: DoctorArguments) -> int:
     from whet.doctor.report import run_doctor
 
-    return run_doctor(
-        asked.model, kernels=asked.kernels, measure=asked.measure, as_json=asked.json, training=asked.rates
-    )
+    return run_doctor(asked.model, kernels=asked.kernels, measure=asked.measure, training=asked.rates)
 
 
 COMMAND = Command(

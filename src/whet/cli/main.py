@@ -10,9 +10,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
-from whet import __version__, lasting
+from whet import __version__, json_output, lasting
 from whet.cli.commands import ANSWERING, COMMANDS, RANKED, STOPPABLE, TRAINING, WITHOUT_TORCH, command
 from whet.config import environment
 from whet.config.ranks import here, place_or_alone, require_one_process
@@ -20,6 +21,7 @@ from whet.errors import (
     EXIT_BAD_CONFIG,
     EXIT_IO,
     EXIT_OK,
+    EXIT_OTHER,
     MASK,
     ConfigError,
     StorageError,
@@ -52,6 +54,7 @@ _HELP = "\n".join(
         "",
         "  whet COMMAND --help       the options that matter most, with examples",
         "  whet COMMAND --help all   every option of a command",
+        "  whet COMMAND --json       one JSON object as the last line, for programs",
         "  whet --version            the version",
     ]
 )
@@ -126,14 +129,56 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
 
     `hears_signals`: this process is the command line's alone, so signals are handled.
     """
+    if not _wants_json(argv):
+        return _run(argv, hears_signals=hears_signals)
+    name = argv[0] if argv[0] in COMMANDS else ""
+    with json_output.begun(name, lambda: place_or_alone().is_first, own_process=hears_signals):
+        try:
+            code = _run(argv, hears_signals=hears_signals)
+        except Exception as error:
+            json_output.fail_unexpectedly(error)
+            json_output.finish(EXIT_OTHER)
+            raise
+        try:
+            json_output.finish(code)
+        except OSError as error:
+            return _lost(error)
+    return code
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    return len(_without_json(argv)) < len(argv)
+
+
+def _without_json(argv: Sequence[str]) -> list[str]:
+    """Return the words without the command's own --json; words of a program that it starts stay."""
+    n_own = list(argv).index("--") if "--" in argv else len(argv)
+    if list(argv[:1]) == ["run"]:  # a script, with words of its own, follows without dashes
+        from whet.config.command_line import own_words
+
+        n_own = 1 + len(own_words(argv[1:], command("run")))
+    own, kept = list(argv[:n_own]), list[str]()
+    while own:
+        word = own.pop(0)
+        if word == "--json" and own[:1] == ["true"]:
+            own.pop(0)
+        elif word not in ("--json", "--json=true") or own[:1] == ["false"]:
+            kept.append(word)
+    return [*kept, *argv[n_own:]]
+
+
+def _run(argv: Sequence[str], *, hears_signals: bool) -> int:
     try:
         if hears_signals and argv and argv[0] in STOPPABLE:
             stop.install()  # before all that takes time, such as importing torch
         elif hears_signals and argv and argv[0] in ANSWERING:
             stop.hear_interrupts()
-        return _dispatch(list(argv))
+        if hears_signals and argv and argv[0] not in STOPPABLE:
+            stop.say_what_ends()
+        return _dispatch(argv)
     except WhetError as error:
         _complain(error)
+        json_output.fail(error.problems, error.again)
         if error.again:
             _show_how_to_resume(argv, error.again)
         if list(argv) in ([name] for name in COMMANDS):
@@ -143,9 +188,11 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
         if place_or_alone().is_first:
             print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
         _show_how_to_resume(argv, stopped.again)
+        json_output.stop(str(stopped), stopped.again)
         return int(str(stopped.code))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        json_output.stop("interrupted by SIGINT")
         return _INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error is getattr(sys.stdout, "lost", None):
@@ -154,6 +201,7 @@ def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
         if refused is None:
             raise
         _complain(refused)
+        json_output.fail(refused.problems, refused.again)
         return refused.exit_code
 
 
@@ -167,7 +215,8 @@ def _widened() -> str | None:
     return pinning.widened(place, os.environ)
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(given: Sequence[str]) -> int:
+    argv = _without_json(given)
     name = argv[0] if argv else None
     if name in _HELP_WORDS and argv[1:2] and argv[1] in COMMANDS:
         name, argv = argv[1], [argv[1], "--help", *argv[2:]]
@@ -183,7 +232,10 @@ def _dispatch(argv: list[str]) -> int:
     for note in loaded.notes:
         _note(note)
     if loaded.text is not None:
+        json_output.add(**loaded.facts)
         return _show(loaded.text)
+    if name in STOPPABLE:
+        json_output.resumes_by(partial(resuming_command, given))
     if name != "doctor":  # it reports these variables itself
         environment.require_known(_note)
     if name in RANKED:
@@ -210,6 +262,7 @@ def _recorded(argv: Sequence[str], sources: Mapping[str, str]) -> contextlib.Abs
 
 def _note(text: str) -> None:
     print(f"note: {escape_controls(text)}", file=sys.stderr)
+    json_output.warn(text)
 
 
 def _without_command(word: str | None) -> int:
@@ -225,6 +278,9 @@ def _without_command(word: str | None) -> int:
 
 
 def _show(text: str) -> int:
+    if json_output.is_wanted():
+        json_output.add(text=text)
+        return EXIT_OK
     print(text)
     return _flushed(EXIT_OK)
 
@@ -362,7 +418,7 @@ def _prints(word: str) -> bool:
 def _masked(argv: Sequence[str]) -> list[str]:
     from whet.config.settings import options_of
 
-    parts = command(argv[0], argv[1:]).parts
+    parts = command(argv[0], _without_json(argv)[1:]).parts
     secrets = {option.name for part in parts for option in options_of(part).values() if option.secret}
     words: list[str] = []
     hide = False

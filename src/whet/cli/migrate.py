@@ -42,8 +42,6 @@ class MigrateArguments:
     task: Literal["qa", "classify", "tag", "lm"] | None = None
     """What a script that whet does not know trains, if its options are those of transformers' scripts. null: the name
     of the script says it."""
-    json: bool = False
-    """Print one JSON object with the command and a row for each part, for machines."""
     words: tuple[str, ...] = ()
     """A command line without quotes, after two dashes."""
 
@@ -63,7 +61,7 @@ def _run(asked: MigrateArguments) -> int:
         drafts = lines.of_text(asked.source, asked.task, own)
     else:
         raise _no_file(asked.source)
-    return answer.answered(drafts, own, as_json=asked.json)
+    return answer.answered(drafts, own)
 
 
 def _file(source: str) -> Path | None:

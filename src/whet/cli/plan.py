@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from whet import console, tasks
+from whet import console, json_output, tasks
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
 from whet.config.ranks import Elsewhere, checked_for, place_or_alone
@@ -91,8 +91,6 @@ class PlanArguments:
     picture: str | None = None
     """Draw memory and time by part into this file, .svg or .png. With --fit, the settings that fit are drawn next to
     those that were asked for."""
-    json: bool = False
-    """Print JSON."""
 
 
 _TRIES_NOTHING = Problem(
@@ -280,9 +278,8 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
         fitting = [_Way(one, step_s / took.step_s) for one, step_s in zip(ways or (), steps, strict=True)]
         fitting.sort(key=lambda way: (not way.outcome.same_result, way.times_as_long))
     facts["fit"] = [way.as_json() for way in fitting]
-    if asked.json:
-        print(json.dumps(facts, indent=2))
-    else:
+    json_output.add(**facts)
+    if not json_output.is_wanted():
         shown = [] if ways is None else _shown(fitting)
         print("\n".join([*show.table(found.anatomy, found.workload, found.memory), *shown, *lines]))
     if asked.picture is not None:

@@ -29,9 +29,11 @@ def _run(asked: PredictArguments) -> int:
     log.set_up(logging.WARNING)
     require_file(Path(asked.file))
 
+    from whet.jobs.predict.outputs import require_room_for_json
     from whet.jobs.predict.trained import read_reading
     from whet.models.loading.adapter import trained_head
 
+    require_room_for_json(asked)
     for task in _PREDICTING:
         if task.knows(Path(asked.model)):
             return _predict(task, asked, read_reading(Path(asked.model)))

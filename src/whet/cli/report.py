@@ -42,11 +42,12 @@ def _run(asked: ReportArguments) -> int:
     import logging
     from pathlib import Path
 
-    from whet import log, report
+    from whet import json_output, log, report
     from whet.errors import escape_controls
 
     log.set_up(logging.WARNING)
     path = report.write(asked.folders, None if asked.output is None else Path(asked.output))
+    json_output.add_outputs(report=path)
     print(escape_controls(str(path)))
     return 0
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from whet.config.command_line import Command
-from whet.config.rules.ranges import broken_if
 from whet.config.settings import checked
 from whet.errors import Problem
 
@@ -19,20 +18,7 @@ def _names_a_run(asked: "WatchArguments") -> Problem | None:
     )
 
 
-_RULES = (
-    _names_a_run,
-    broken_if(
-        "json_is_printed_once",
-        ("json", "once"),
-        lambda asked: asked.json and asked.once,
-        what="--once has no effect next to --json",
-        why="one JSON object is printed once anyway",
-        fix="keep --json alone",
-    ),
-)
-
-
-@checked(headings={"runs": "Watch"}, rules=_RULES)
+@checked(headings={"runs": "Watch"}, rules=(_names_a_run,))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchArguments:
     """Which runs are watched, and how they are shown."""
@@ -41,15 +27,13 @@ class WatchArguments:
     """Output folders of runs of whet's commands or of whet.Trainer, also on a disk of another machine. They come
     first, with or without the flag. Of a run with --seeds, the folder around its seeds."""
     once: bool = False
-    """Show how the runs are now, and end."""
-    json: bool = False
-    """Print one JSON object with how the runs are now, for programs."""
+    """Show how the runs are now, and end; --json does so too."""
 
 
 def _run(asked: WatchArguments) -> int:
     from whet.watch.live import run_watch
 
-    return run_watch(asked.runs, once=asked.once, as_json=asked.json)
+    return run_watch(asked.runs, once=asked.once)
 
 
 COMMAND = Command(

@@ -73,7 +73,7 @@ class Command:
     @property
     def own_flags(self) -> tuple[str, ...]:
         """Flags that are not settings."""
-        return ("help", "config", "print_config") if self.takes_config else ("help",)
+        return ("help", "json", "config", "print_config") if self.takes_config else ("help", "json")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Loaded:
     settings: tuple[Any, ...] = ()
     """One instance of each of the command's settings classes."""
     text: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the text says, for a program."""
     notes: list[str] = field(default_factory=list)
     """Notes about older names and settings without effect."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -95,8 +97,9 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     words = split(argv, kinds_of(command), command.lone, command.second_lone)
     if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
         raise _without_dashes(command, argv)
+    words.problems += _wrong_json(words.flags.pop("json", "true"))
     if "help" in words.wants:
-        return Loaded(text=render(command, every="help all" in words.wants))
+        return Loaded(text=render(command, every="help all" in words.wants), facts={"options": described(command)})
     taken, sources = _take_all(words, command)
     values = {**taken.values, **command.usual(taken.values), **rest}
     drafts = [draft(part, _share(values, part)) for part in command.parts]
@@ -104,10 +107,16 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     if "print_config" in words.wants:
         usual = {problem.what for problem in _broken([draft(part, {}) for part in command.parts], command)}
         refuse([*taken.problems, *(one for one in _broken(drafts, command) if one.what not in usual)])
-        return Loaded(text=as_yaml(drafts), notes=said)
+        settings = {name: value for one in drafts for name, value in printable(one).items()}
+        return Loaded(text=as_yaml(drafts), facts={"settings": settings}, notes=said)
     found = [*taken.problems, *_broken(drafts, command)]
     refuse([*found, *command.places(*drafts)] if found else [])
     return Loaded(settings=tuple(drafts), notes=said, sources=sources)
+
+
+def own_words(argv: Sequence[str], command: Command) -> Sequence[str]:
+    """Return the words that are the command's own; those after them belong to what it starts."""
+    return _rest(argv, command)[0]
 
 
 def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
@@ -231,7 +240,7 @@ def split(argv: Sequence[str], kinds: Mapping[str, Any], lone: str | None = None
     `--a-name`, `--a_name value` and `--a_name=value` are all read; the bare `--name` of a switch means true, and its
     `--no_name` false.
     """
-    kinds, words = {**dict.fromkeys(_OWN, str), **kinds}, Words()
+    kinds, words = {**dict.fromkeys(_OWN, str), "json": bool, **kinds}, Words()
     argv = ["--help", *argv[1:]] if argv[:1] == ["help"] else argv
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in kinds:
@@ -344,6 +353,11 @@ def _no_value(name: str) -> Problem:
     )
 
 
+def _wrong_json(given: object) -> list[Problem]:
+    """Return the problem of a value of --json; the command line itself has looked for the flag."""
+    return [] if is_bool_word(str(given)) else [_no_bool("--json", str(given))]
+
+
 def _no_bool(switch: str, text: str) -> Problem:
     name = switch.lstrip("-")
     is_off = name.replace("-", "_").startswith("no_")
@@ -444,6 +458,7 @@ _CONFIG_HELP = (
     ("--config FILE", "YAML or JSON file with a value for any option below. Repeat it: later files, then flags, win."),
     ("--print_config", "Print every option with its value, in the form that --config reads, and stop."),
     ("--help", "Print the options that matter most and stop; --help all prints every option."),
+    ("--json", "Print one JSON object, errors too, as the only line of standard output; text goes to standard error."),
 )
 _SWITCHES = "An option that is true|false may stand alone: --bf16 is --bf16 true, and --no_bf16 is --bf16 false."
 
@@ -457,6 +472,21 @@ def render(command: Command, columns: int | None = None, *, every: bool = False)
     if len(shown) < len(options):
         lines += ["", *_wrap(f"All {len(options)} options: {command.name} --help all", width, "")]
     return "\n".join(lines)
+
+
+def described(command: Command) -> list[dict[str, Any]]:
+    """Return every option as data: its name, values, default, heading and help text."""
+    texts = {name: text for part in command.parts for name, text in help_texts(part).items()}
+    return [
+        {
+            "name": option.name, "values": placeholder(option.kind), "default": option.default,
+            "required": option.required, "main": not command.main or option.name in command.main,
+            "group": option.heading, "help": texts.get(option.name, ""),
+        }
+        for part in command.parts
+        for option in options_of(part).values()
+        if option.name != command.rest
+    ]  # fmt: skip
 
 
 def _head(command: Command, width: int) -> Iterator[str]:

@@ -5,7 +5,6 @@ One record for each part that is examined, the advice that follows from them, an
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import whet.kernels
-from whet import __version__
+from whet import __version__, json_output
 from whet.config import environment
 from whet.errors import EXIT_OK, EXIT_OTHER, Problem
 from whet.hardware import cpu, gpu, memory, openmp
@@ -654,11 +653,11 @@ _WIDEST = 110
 Row = tuple[str, str]
 
 
-def _as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
-    """Return all findings and the advice as one JSON object."""
+def _as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> dict[str, Any]:
+    """Return all findings and the advice for the JSON object."""
     parts = {name: part for name, part in asdict(found).items() if part is not None}
     problems = [asdict(one) | {"broken": one in broken} for one in [*broken, *advice]]
-    return json.dumps(parts | {"ok": not broken, "advice": problems}, indent=2, default=str)
+    return parts | {"ok": not broken, "advice": problems}
 
 
 def as_text(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
@@ -792,21 +791,25 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-def run_doctor(model: str, *, kernels: bool, measure: bool, as_json: bool, training: bool = False) -> int:
+def run_doctor(model: str, *, kernels: bool, measure: bool, training: bool = False) -> int:
     """Print what this machine can do; return 0, or 1 if torch, transformers or the native library is broken."""
     if model:
-        print(_about_model(model, as_json=as_json))
+        _show_model(model)
         return EXIT_OK
     found = examine(kernels=kernels, measure=measure, training=training)
     broken, advice = broken_parts(found), advice_for(found)
-    print((_as_json if as_json else as_text)(found, broken, advice))
+    if json_output.is_wanted():
+        json_output.add(**_as_json(found, broken, advice))
+    else:
+        print(as_text(found, broken, advice))
     return EXIT_OTHER if broken else EXIT_OK
 
 
-def _about_model(model: str, *, as_json: bool) -> str:
+def _show_model(model: str) -> None:
     from whet.own_loop import examine as own_loop
 
     found = own_loop.examine(model)
-    if as_json:
-        return json.dumps(asdict(found), indent=2)
-    return "\n".join(line for row in _model(found) for line in _wrapped(row))
+    if json_output.is_wanted():
+        json_output.add(**asdict(found))
+    else:
+        print("\n".join(line for row in _model(found) for line in _wrapped(row)))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet import console, log, tasks
+from whet import console, json_output, log, tasks
 from whet.errors import ConfigError, escape_controls
 from whet.export import check, graph, int8
 from whet.export.arguments import ExportArguments
@@ -62,6 +62,7 @@ def run_export(asked: ExportArguments) -> int:
     task = _task_of(asked)
     graph.require_packages(asked.to, int8=asked.int8)
     output = _output_of(asked)
+    json_output.add_outputs(folder=output, measurements=output / "export.json", server=output / "serve.py")
     with _published(output) as work:
         lines = _export(asked, task, work, output)
     print("\n".join([*lines, f"{'time':<11}{console.duration(time.perf_counter() - began_s)}"]))
@@ -191,6 +192,7 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     facts["metric"] = metric
     facts["bytes"] = {"weights": _n_bytes(subject.folder, "*.safetensors"), "export": _graph_bytes(folder)}
     facts["notes"] = subject.notes
+    json_output.add(export=about | _measurements(facts))
     _write(folder, about, facts, subject, asked)
     return _lines(subject.name, about, facts, output)
 
@@ -289,14 +291,10 @@ def _write(
         serving = subject.write(folder)
         path = folder / exported.MANIFEST
         manifest = json.loads(path.read_text("utf-8"))
-        measured = {name: value for name, value in facts.items() if value is not None}
-        measured["speed"] = facts["speed"].as_json()
-        if facts["metric"] is not None:
-            measured["metric"] = asdict(facts["metric"])
         manifest[exported.SECTION] = {
             **about,
             "serve": serving,
-            "check": measured,
+            "check": _measurements(facts),
             "from": Path(asked.model).name,
             "versions": _versions(asked.to),
             "processor": cpu.model_name(),
@@ -304,6 +302,13 @@ def _write(
         output_files.write_json(path, manifest, indent=2, on_error="stop")
         output_files.write_text(folder / "README.md", _card(asked, about, facts))
         output_files.write_text(folder / "serve.py", _script(subject.script, asked.to))
+
+
+def _measurements(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was measured, as JSON holds it."""
+    measured = {name: value for name, value in facts.items() if value is not None}
+    metric = {} if facts["metric"] is None else {"metric": asdict(facts["metric"])}
+    return measured | {"speed": facts["speed"].as_json()} | metric
 
 
 def _versions(to: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from whet import console
+from whet import console, json_output
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import Elsewhere, checked_for
@@ -552,10 +552,12 @@ def _begin(choice: Choice, words: Sequence[str]) -> None:
             if (torch := sys.modules.get("torch")) is not None:
                 torch.set_num_threads(found.threads)
         return
-    command, environment = started_by(found, words, "launch-logs")
+    reported = ["--json"] if json_output.is_wanted() else []
+    command, environment = started_by(found, [*words, *reported], "launch-logs")
     environment[AUTO] = json.dumps({"do": "run", "choice": asdict(choice)})
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    json_output.hand_over()
     os.execve(command[0], command, environment)  # noqa: S606 (no shell)
 
 

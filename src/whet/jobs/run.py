@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from whet import log, report
+from whet import json_output, log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
 from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME
@@ -58,8 +58,15 @@ def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
 
 def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: float, lines: Sequence[str] = ()) -> None:
     """Print what the run reached, how fast, and where its files are: the table at its end, and these lines."""
+    json_output.add(metrics=metrics)
     with run_log.written_to(folder):
         printing.show([*table.lines(shown, metrics, folder, total_s), *lines])
+
+
+def outputs(folder: Path) -> dict[str, Path]:
+    """Return what the JSON object of a run names, if it is there at the end: its folder, and files to read on."""
+    names = {"results": "all_results.json", "errors": "errors.jsonl", "report": REPORT_NAME, "record": RECORD_NAME}
+    return {"folder": folder, **{word: folder / name for word, name in names.items()}}
 
 
 def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
@@ -73,6 +80,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
+    json_output.add_outputs(**outputs(Path(args.output_dir)))
     asked, choice, recorded, upload = args, None, nullcontext(), None
     if job.auto:
         from whet.jobs.trial_processes import ordered, serve
@@ -87,6 +95,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         from whet.jobs import auto
 
         args, choice = auto.chosen(task, job, args)
+        json_output.add(auto=None if choice is None else choice.as_json())
         recorded = auto.recorded(choice, args, asked)
     if job.dry_run:
         return _show_forecast(task, job, args)
@@ -121,9 +130,12 @@ def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
     found = forecast(task, job, args, room(args).free_bytes)
     rates = rates_for(args, lambda text: printing.show([text]))
     printing.show(shown.table(found.anatomy, found.workload, found.memory))
+    json_output.add(task=task.name, memory=found.memory.as_json())
     if rates is not None:
         sizes = (rates, found.anatomy, found.workload)
-        printing.show(["", *seconds.table(rates, seconds.forecast(*sizes), seconds.prices(*sizes))])
+        took = seconds.forecast(*sizes)
+        printing.show(["", *seconds.table(rates, took, seconds.prices(*sizes))])
+        json_output.add(time=took.as_json())
     return 0
 
 

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whet import console
+from whet import console, json_output
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import without
 from whet.config.fields import UPLOAD
@@ -90,6 +90,8 @@ def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArgumen
         from whet.jobs import hub_upload
 
         upload = hub_upload.begin(args, job)
+    files = {"folder": Path(), "summary": Path(_SUMMARY), "picture": Path(_PICTURE)}
+    json_output.add_outputs(**{name: Path(args.output_dir) / path for name, path in files.items()})
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         stop.defer_signals()
         search = _Search(optuna, task, asked, job, args, space, folder)
@@ -407,6 +409,7 @@ class _Search:
             "train so again:",
             f"  whet {shlex.join(hidden(words)[0])}",
         ])  # fmt: skip
+        json_output.add(train_again=f"whet {shlex.join(hidden(words)[0])}")
 
     def _write_summary(self, best: Any) -> None:
         trials = [
@@ -421,6 +424,8 @@ class _Search:
         summary = {"metric": self._metric, "greater_is_better": self._greater, "best": best.number,
                    "values": best.params, "score": best.value, "trials": trials}  # fmt: skip
         output_files.write_json(self._folder / _SUMMARY, summary, indent=2, on_error="stop")
+        metrics = {} if best.value is None else {self._metric or "score": best.value}
+        json_output.add(metrics=metrics, **{name: value for name, value in summary.items() if name != "metric"})
 
     def _draw(self) -> None:
         """Draw the score of each trial by its number, and by each setting that was searched."""

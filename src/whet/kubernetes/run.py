@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from whet import json_output
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
 from whet.kubernetes.fields import KubernetesFields
 from whet.kubernetes.plan import CACHE, DATA, OUTPUT, PORT, TEMPORARY, JobPlan, OwnCommands, build_plan
@@ -206,10 +207,15 @@ def run_kubernetes(asked: KubernetesFields, own: OwnCommands) -> int:
     plan = build_plan(asked, own)
     for note in plan.notes:
         print(f"note: {escape_controls(note)}", file=sys.stderr)
+        json_output.warn(note)
     if asked.action == "render":
-        print(as_yaml(manifests(plan)), end="")
+        json_output.add(manifests=manifests(plan))
+        if not json_output.is_wanted():
+            print(as_yaml(manifests(plan)), end="")
     else:
-        print("\n".join(submit(Kubectl(asked), plan)))
+        lines = submit(Kubectl(asked), plan)
+        json_output.add(submitted=lines)
+        print("\n".join(lines))
     return EXIT_OK
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from whet import json_output
 from whet.config.secrets import hidden
 from whet.console import plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
@@ -309,6 +310,7 @@ def run_on_hosts(
         if not attempt:
             where = f", master {master} port {port}" if master else ""
             say(f"{plural(n_ranks, 'rank')} on {plural(len(found), 'host')}{where}")
+        json_output.add(started=hidden(asked.command)[0], hosts=[one.name for one in found], ranks=n_ranks)
         if asked.dry_run:
             return EXIT_OK
         orders = [
@@ -321,6 +323,9 @@ def run_on_hosts(
         failure, signals = _run(job, orders)
         if failure is not None and not signals:
             say(f"{failure.who}; all ranks on all hosts were stopped")
+        json_output.add(failed_rank=None if failure is None else asdict(failure))
+        if signals:
+            json_output.stop(f"stopped by {signals[0].name}")
         code = EXIT_OK if failure is None else failure.code
         if code in (EXIT_OK, *NOT_STARTED_AGAIN) or signals or attempt == asked.max_restarts:
             break

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from whet import json_output
+from whet.config.secrets import hidden
 from whet.errors import EXIT_OK, ConfigError
 from whet.hardware import cpu, network, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
@@ -56,10 +58,16 @@ def run_launch(
     """
     require_startable(asked, several, commands, ranked)
     plan = planned(asked, several, commands, ranked, first_rank=None if several.nnodes > 1 else 0)
+    ranks = [{"cpus": one.cpus, "nodes": one.nodes, "threads": one.n_threads} for one in plan.ranks]
+    json_output.add(started=hidden(plan.line)[0], ranks=ranks, preloaded=[str(path) for path in plan.preload.paths])
     if asked.dry_run:
         show(plan)
         return EXIT_OK
-    return started(plan).code
+    outcome = started(plan)
+    json_output.add(failed_rank=None if outcome.failed is None else asdict(outcome.failed))
+    if outcome.stopped_by is not None:
+        json_output.stop(f"stopped by {outcome.stopped_by.name}")
+    return outcome.code
 
 
 def require_startable(

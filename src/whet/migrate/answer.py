@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whet import console
+from whet import console, json_output
 from whet.config.command_line import Command, kinds_of, load
 from whet.config.ranks import Elsewhere, checked_for
 from whet.config.settings import Names
@@ -34,13 +33,15 @@ class OwnCommands:
         return Names.of(self.command(name).parts, say="--{}".format)
 
 
-def answered(drafts: Sequence[Draft], own: OwnCommands, *, as_json: bool) -> int:
+def answered(drafts: Sequence[Draft], own: OwnCommands) -> int:
     """Print the command of each run, and what became of each part; return the exit code."""
     for draft in drafts:
         variables.translate(draft)
         _check(draft, own)
-    if as_json:
-        print(json.dumps(_object(drafts), indent=2))
+    if json_output.is_wanted():
+        json_output.add(**_object(drafts))
+        if problems := [problem for draft in drafts for problem in draft.problems]:
+            json_output.fail(problems, {})
     else:
         for number, draft in enumerate(drafts):
             _show(draft, first=number == 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from whet.console import fine_duration, plural
 
@@ -96,6 +97,11 @@ def read(folder: Path) -> list[Report]:
         ]  # fmt: skip
         found.append(Report(models, values["notes"]))
     return found
+
+
+def as_json(found: Sequence[Report]) -> list[dict[str, Any]]:
+    """Return every model that a script gave away: what was changed in it, why not, and what a step has gained."""
+    return [asdict(model) | {"gain": model.gain} for report in found for model in report.models]
 
 
 def line(found: Sequence[Report], *, has_whet: bool) -> str:

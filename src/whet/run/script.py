@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from whet import console
+from whet import console, json_output
 from whet.config import environment
 from whet.config.secrets import hidden
 from whet.errors import ConfigError, escape_controls
@@ -46,6 +46,8 @@ _STARTS_RANKS = (
 _UNBOUND = RankPlan(local_rank=0, cores=(), n_threads=1, kept_free=0)
 _OF_LIBRARIES = ("LD_PRELOAD", "KMP_BLOCKTIME")
 _MOST_WORDS = 4
+_KILLED = 128
+"""Shells report a process that a signal ended by this number plus that of the signal."""
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _SLEEPS_SOON = {"GOMP_SPINCOUNT": "2000"}
@@ -59,6 +61,7 @@ def run_script(asked: RunArguments, commands: Collection[str]) -> int:
     """
     command = _command(asked.words, commands)
     if environment.value(SWITCH) == "off":
+        _require_no_object(command)
         _become(command)
     _require_seeing(command)
     plan = None if _starts_ranks(command) else _plan()
@@ -70,8 +73,11 @@ def run_script(asked: RunArguments, commands: Collection[str]) -> int:
         _say(_first_line(asked.words, plan, preload))
         code = _started(command, variables, plan)
         found = reports.read(Path(folder))
+        json_output.add(started=hidden(command)[0], models=reports.as_json(found))
         _say(reports.line(found, has_whet=not Path(folder, reports.NO_WHET).exists()))
     if code < 0:
+        json_output.stop(f"the script was ended by {signal.Signals(-code).name}")
+        json_output.finish(_KILLED - code)
         _end_by(signal.Signals(-code))
     return code
 
@@ -231,6 +237,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _require_no_object(command: Sequence[str]) -> None:
+    if json_output.is_wanted():
+        raise ConfigError(
+            what=f"{SWITCH}=off leaves nobody to print the object of --json",
+            got=shlex.join(hidden(command)[0]),
+            why="this process becomes the script, as if whet were not there",
+            fix=f"leave --json out, or {SWITCH}",
+        )
+
+
 def _become(command: Sequence[str]) -> NoReturn:
     """Replace this process by the script, with the variables, cores and signals that it would have without whet."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -246,7 +262,7 @@ def _end_by(number: signal.Signals) -> NoReturn:
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    sys.exit(128 + number)
+    sys.exit(_KILLED + number)
 
 
 def _unstartable(command: Sequence[str], error: OSError) -> ConfigError:

@@ -6,7 +6,6 @@ written to the folders, and their runs do not notice.
 
 from __future__ import annotations
 
-import json
 import math
 import socket
 import sys
@@ -24,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from whet import console
+from whet import console, json_output
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError, escape_controls
 from whet.watch import lock
@@ -151,15 +150,15 @@ def _longest_gap_s(steps: Sequence[Step]) -> float:
 # ---- the command ----
 
 
-def run_watch(folders: Sequence[str], *, once: bool, as_json: bool) -> int:
-    """Show the runs in these folders until all have ended; `once` and `as_json` show how they are now."""
+def run_watch(folders: Sequence[str], *, once: bool) -> int:
+    """Show the runs in these folders until all have ended; with `once`, and in a JSON object, how they are now."""
     shown, runs = Console(highlight=False), _Runs([Path(folder) for folder in dict.fromkeys(folders)])
     runs.look()
     if nothing := [run for run in runs.all if not run.record.attempts and run.state.status != "starting"]:
         raise ConfigError.of([no_record(run.folder) for run in nothing])
     with suppress(KeyboardInterrupt, BrokenPipeError):  # its user, or the reader of the pipe, has seen enough
-        if as_json:
-            print(json.dumps({"runs": [_facts(run) for run in runs.all]}))
+        if json_output.is_wanted():
+            json_output.add(runs=[_facts(run) for run in runs.all])
         elif once:
             shown.print(_picture(runs.all, shown))
         elif console.can_be_drawn_over(sys.stdout) and not shown.is_dumb_terminal:

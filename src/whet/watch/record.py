@@ -34,7 +34,7 @@ from whet.errors import ConfigError, Problem, WhetError, hide_secrets
 from whet.hardware import cpu, memory
 from whet.log import logger
 from whet.store import find
-from whet.strict_json import jsonable
+from whet.strict_json import with_finite_numbers
 from whet.version import __version__
 from whet.watch import files as output_files
 from whet.watch import stop
@@ -229,7 +229,7 @@ class Recorder:
         self._last_s = time.perf_counter()
         line = {"event": event, "time": round(time.time(), 3)} | facts
         try:
-            self._append(json.dumps(_as_json(line), ensure_ascii=True, allow_nan=False).encode())
+            self._append(json.dumps(with_finite_numbers(line), ensure_ascii=True, allow_nan=False).encode())
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -258,17 +258,6 @@ def _described(error: BaseException) -> str:
     """Return the error in words; those of an error that nobody raised on purpose begin with its class."""
     text = str(error) if isinstance(error, WhetError | stop.Stopped) else f"{type(error).__name__}: {error}"
     return hide_secrets(text)[:_LONGEST_ERROR]
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _as_json(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(part) for part in value]
-    value = jsonable(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if not isinstance(value, dict | list) else _as_json(value)
 
 
 class RunRecorder:

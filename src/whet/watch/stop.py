@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet import json_output
 from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -111,6 +112,7 @@ def hear_interrupts() -> None:
         while number := os.read(reads, 1):
             if number[0] == signal.SIGINT and not heard.wait(_PATIENCE_S):
                 os.write(2, b"interrupted\n")
+                json_output.finish_at_once(_KILLED + signal.SIGINT, "interrupted by SIGINT")
                 os._exit(_KILLED + signal.SIGINT)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -119,6 +121,21 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, interrupt)
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="whet-interrupts", daemon=True).start()
+
+
+def say_what_ends() -> None:
+    """Have the JSON object of a command that saves nothing name the SIGTERM or SIGHUP that ends it."""
+    if not json_output.is_wanted():
+        return
+
+    def end(number: int, _: Any) -> None:
+        json_output.finish_at_once(_KILLED + number, f"ended by {signal.Signals(number).name}")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def restore() -> None:
@@ -304,4 +321,5 @@ def _exit_at_once(state: _SignalState, text: str, code: int) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
     _write_stderr(text)
+    json_output.finish_at_once(code, text.removeprefix("whet: "), state.again)
     os._exit(code)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet import json_output
 from whet.errors import ConfigError, StorageError
 from whet.hardware import memory
 from whet.jobs.predict.trained import NAME
@@ -61,6 +62,8 @@ def run_merge(adapter: str, output_dir: str, base: str | None, known: Iterable[h
     set_up()
     base = write_merged(Path(adapter), Path(output_dir), base, known)
     printing.show([f"{base} with the adapter of {adapter} is in {output_dir}"])
+    json_output.add(base=base)
+    json_output.add_outputs(folder=output_dir)
     return 0
 
 

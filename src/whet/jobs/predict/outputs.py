@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from whet import json_output
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import StorageError, escape_controls
@@ -58,6 +59,17 @@ def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str
     write_lines(asked, entries, precision=precision, padding=padding)
 
 
+def require_room_for_json(asked: PredictArguments) -> None:
+    """Raise ConfigError if the predictions and the JSON object would both go to standard output."""
+    if json_output.is_wanted() and _own_descriptor(Path(asked.output)) == 1:
+        raise ConfigError(
+            what="predictions on standard output leave no room for --json",
+            got=f"--output {asked.output}",
+            why="with --json the only line of standard output is one object about the command",
+            fix="name a file in --output, or leave --json out",
+        )
+
+
 def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *, precision: str, padding: str) -> None:
     """Write one JSON object a line, and print how many, where, and how the model ran: with or without padding.
 
@@ -68,6 +80,8 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
     _write_named(path, "".join(f"{line}\n" for line in lines))
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
     where = sys.stderr if _own_descriptor(path) == 1 else sys.stdout
+    json_output.add(predictions=len(lines), precision=precision, padding=padding == "with")
+    json_output.add_outputs(predictions=path)
     print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)
 
 
@@ -80,6 +94,8 @@ def write_array(asked: PredictArguments, vectors: Any) -> None:
     target = io.BytesIO()
     numpy.save(target, vectors, allow_pickle=False)
     _write_named(Path(asked.output), target.getvalue())
+    json_output.add(predictions=len(vectors), columns=int(vectors.shape[1]))
+    json_output.add_outputs(predictions=asked.output)
     print(f"{len(vectors)} vectors of {vectors.shape[1]} numbers in {escape_controls(asked.output)}")
 
 

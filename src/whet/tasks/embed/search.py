@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whet import console, log
+from whet import console, json_output, log
 from whet.data.files.bad_rows import Rejected
 from whet.data.files.table import read_table
 from whet.errors import ConfigError, escape_controls
@@ -105,6 +105,8 @@ def run_search(asked: SearchArguments) -> int:
             for query, hits in zip(queries, found, strict=True)
         ]  # fmt: skip
     for query, hits in zip(queries, found, strict=True):
+        hits_in_json = [{"score": score, "place": corpus.places[at], "text": corpus.texts[at]} for at, score in hits]
+        json_output.append("results", {"query": query, "hits": hits_in_json})
         print(console.paragraph(escape_controls(query), "  "))
         for at, score in hits:
             text = " ".join(escape_controls(corpus.texts[at]).split())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, set_seed
 
-from whet import console, log
+from whet import console, json_output, log
 from whet.data.files.bad_rows import Rejected
 from whet.errors import ConfigError, DataError, WhetError, escape_controls
 from whet.jobs.task_run import TaskRun
@@ -158,7 +158,9 @@ def run_generate(asked: GenerateArguments) -> int:
     set_seed(asked.seed)
     if not asked.chat:
         for prompt in asked.prompts:
-            _show(prompt + writer.continued(prompt))
+            text = writer.continued(prompt)
+            json_output.append("texts", {"prompt": prompt, "text": text})
+            _show(prompt + text)
         return 0
     require_template(tokenizer, asked.model, "leave --chat out and give --prompt")
     _talk(writer, asked.prompts or _lines(), at_a_terminal=not asked.prompts and _asks())
@@ -189,6 +191,7 @@ def _talk(writer: Writer, said: Iterable[str], *, at_a_terminal: bool) -> None:
             turns.pop()
             logger.warning("%s", problem)
             continue
+        json_output.append("texts", {"prompt": one, "text": turns[-1]["content"]})
         _show(turns[-1]["content"])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from whet import console, log
+from whet import console, json_output, log
 from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
 from whet.errors import escape_controls
@@ -87,6 +87,7 @@ def run_ask(asked: AskArguments) -> int:
 
 def show(question: str, answers: Sequence[Answer]) -> None:
     """Print a question and its answers: probability, text, and position."""
+    json_output.append("answers", {"question": question, "answers": [asdict(answer) for answer in answers]})
     asked = escape_controls(question)
     print(console.paragraph(asked, indent="  ") if console.is_terminal(sys.stdout) else asked)
     for answer in answers:
