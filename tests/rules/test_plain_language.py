@@ -20,7 +20,19 @@ PACKAGES = (
     "launch", "methods", "migrate", "models", "objectives", "optim", "own_loop", "plan", "precision", "report",
     "engine", "export", "run", "store", "tasks", "watch",
 )  # fmt: skip
-MODULES = ("__init__", "__main__", "card", "console", "errors", "lasting", "log", "optional", "paths", "strict_json")
+MODULES = (
+    "__init__",
+    "__main__",
+    "card",
+    "console",
+    "errors",
+    "json_output",
+    "lasting",
+    "log",
+    "optional",
+    "paths",
+    "strict_json",
+)
 BANNED = {
     r"told": "logged, reported, said",
     r"beside": "next to, compared with",
