@@ -25,12 +25,23 @@ _EXPECTED = {
     "lightning_module": ("lightning", r"mean loss of the last epoch: \d\.\d+"),
     "own_loop": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
     "own_loop_accelerate": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
+    "supervised_tuning": ("trl", r"loss at first \d\.\d+, at last \d\.\d+"),
+    "preference_tuning": ("trl", r"share of pairs in the right order, last steps: \d\.\d+"),
+    "lora_adapter": (
+        "peft",
+        r"adapter_config.json, adapter_model.safetensors: [\d,]+ of [\d,]+ weights, mean loss .+",
+    ),
+    "optuna_search": ("optuna", r"best of 4 trials: accuracy \d\.\d+ with learning rate \d\.\de-\d+"),
+    "export_onnx": ("onnxruntime", r"Can I bring my book back on Sunday\? -> \w+ \(logits within \de-\d+ of torch's\)"),
+    "unmodified": ("torch", r"mean loss: \d\.\d+"),
     "ray_train": ("ray", r"loss after 10 steps: \d\.\d+"),
     "plain_loop": ("torch", r"epoch 3: mean loss \d\.\d+"),
     "trainer_subclass": ("torch", r"accuracy on unseen questions: \d\.\d+"),
 }
 """Script -> the library that it needs, and the last line that it prints."""
-_WITH_DECODER = ("own_loop", "own_loop_accelerate")
+_WITH_DECODER = ("own_loop", "own_loop_accelerate", "supervised_tuning", "preference_tuning")
+_STARTED_BY = {"unmodified": ("-m", "whet", "run")}
+"""Scripts that whet starts."""
 _LONGEST_S = 300
 
 
@@ -54,8 +65,10 @@ def test_example_runs_and_prints_its_result(encoder_folder: Path, tmp_path: Path
         save_decoder(model)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     found = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{script}.py"), str(model)],
+        [sys.executable, *_STARTED_BY.get(script, ()), str(EXAMPLES / f"{script}.py"), str(model)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-3000:]
     assert re.fullmatch(last, found.stdout.splitlines()[-1]), found.stdout
+    if script in _STARTED_BY:
+        assert re.search(r"^whet run: BertForSequenceClassification: \d\.\d+ times as fast", found.stderr, re.MULTILINE)

@@ -158,6 +158,28 @@ def test_its_own_trainer_runs_without_padding(
     assert logs[1] == pytest.approx(logs[0], rel=0.02 if bf16 else 1e-4)  # bf16 has 8 bits
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_own_trainer_of_preferences_has_the_same_losses(
+    family: str, folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both completions of a pair are rows of one padded batch; the model as it was before judges them as well."""
+    logs = []
+    for optimized in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(folders[family])
+        model.config.use_cache = False
+        trainer = trl.DPOTrainer(
+            model=whet.optimize(model) if optimized else model,
+            args=trl.DPOConfig(**settings(tmp_path, len(PAIRS), **DPO) | {"max_steps": 10}),
+            train_dataset=Dataset.from_list(PAIRS), processing_class=AutoTokenizer.from_pretrained(folders[family]),
+        )  # fmt: skip
+        trainer.train()
+        logs.append({name: column(trainer.state.log_history, name) for name in ("loss", "rewards/margins")})
+    assert "with their padding" not in caplog.text
+    assert len(logs[0]["loss"]) == 10
+    for name, wanted in logs[0].items():
+        assert logs[1][name] == pytest.approx(wanted, abs=TOLERANCE * max(map(abs, wanted))), name
+
+
 @pytest.mark.parametrize(
     "form", [{"padding_free": True, "max_length": None}, {"packing": True}], ids=["free", "packed"]
 )
