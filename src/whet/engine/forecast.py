@@ -44,6 +44,8 @@ _KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
 """What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
 _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
+_EXCHANGED = 0.5
+"""Bytes that ranks hold more for each of the gradients: the buckets of torch's DistributedDataParallel and of gloo."""
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 
 
@@ -121,8 +123,10 @@ class _Memory:
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": tables,  # of tables that keep theirs
             "optimizer": planned.state or 0,
+            "exchange": int(_EXCHANGED * planned.gradients) if run.place.n_ranks > 1 else 0,
             "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
+        there["saving"] += self._collected_bytes(optimizer, planned)
         step, passes = self._step()
         update = self.update
         if planned.gradients < trained:  # shared by ranks, or freed in backward
@@ -157,6 +161,15 @@ class _Memory:
         from whet.engine.zero import gathered_bytes
 
         return gathered_bytes(self.run.model, stage, in_training=in_training)
+
+    def _collected_bytes(self, optimizer: Optimizer, planned: description.PlannedBytes) -> int:
+        """Return what rank 0 collects from the others to save: their state of the optimizer, and their weights."""
+        args = self.run.args
+        if self.run.place.n_ranks == 1 or not stage_of_run(args):
+            return 0
+        alone = description.planned_bytes(self.run.model, args, optimizer, replace(self.run.place, rank=0, n_ranks=1))
+        is_saved = args.save_strategy != "no" and not args.save_only_model
+        return alone.weights - planned.weights + (((alone.state or 0) - (planned.state or 0)) if is_saved else 0)
 
     def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
         """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.

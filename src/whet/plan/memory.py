@@ -20,7 +20,8 @@ PARTS: Mapping[str, str] = {
     "logits": "logits and their gradient",
     "workspace": "working memory of a pass",
     "allocator": "gaps that the allocator leaves",
-    "saving": "copies for a save in the background",
+    "exchange": "buffers of the exchange between ranks",
+    "saving": "what a save collects or copies",
 }
 """Name of a part in plan.json -> the words for it, in the order in which they are shown."""
 _LOGITS = 2

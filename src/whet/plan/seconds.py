@@ -35,9 +35,11 @@ _LOAD_FACTOR = 4.0
 """Reading a weight file, checking it and copying it takes so many copies in memory."""
 _READS_ALL = "ForQuestionAnswering"
 """The end of the names of heads that read every token, whatever the targets of their loss."""
-_EXCHANGES = (2, 3, 2, 3)
-"""By stage of ZeRO, how often a rank sends and gets the shares of all: gradients are summed (1) and given to all (1),
-or weights are given once they are updated (1), or collected for each pass (1; in stage 3 for backward again)."""
+_EXCHANGE_COPIES = (32.0, 76.0, 101.0, 112.0)
+"""By stage of ZeRO, in how many times the time of a copy in memory ranks of one machine exchange a byte of the trained
+weights, times (n - 1) / n: from `benchmarks/plan/run.py --only ranks`, two ranks of one thread on a Zen 5, where gloo
+goes through the loopback interface. 0: gradients are summed; 1: and weights given to all; 2: weights are collected once
+a step, 3: twice."""
 _SELECTIVE = 0.15
 """The share of a block's forward pass that lies between its products."""
 
@@ -281,11 +283,11 @@ class _Passes:
         return 1.5 * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
 
     def _exchange_s(self, work: Workload) -> float:
-        """Return the time of exchanges between ranks of this machine: each byte is copied about three times."""
+        """Return the time of exchanges between ranks of this machine."""
         if work.n_ranks < 2:
             return 0.0
-        share = _EXCHANGES[work.zero_stage] * (work.n_ranks - 1) / work.n_ranks
-        return 3 * share * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
+        copies = _EXCHANGE_COPIES[work.zero_stage] * (work.n_ranks - 1) / work.n_ranks
+        return copies * 4 * self.anatomy.n_trained * self.rates.numbers["copy_byte"]
 
     def _updated(self, work: Workload) -> float:
         """Return how many weights an update changes: whet's AdamW skips vocabulary rows that no text has used."""
