@@ -14,7 +14,7 @@ from typing import Any
 from whet import json_output
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
-from whet.errors import StorageError, escape_controls
+from whet.errors import ConfigError, StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictArguments
 from whet.models.loading.exported import ExportedModel, described, other_format
 from whet.store.write import disk_fix
