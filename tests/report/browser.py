@@ -91,9 +91,12 @@ class Browser:
 
     @property
     def loaded(self) -> list[str]:
-        """The addresses that the page asked for since it was opened, its own among them."""
+        """The addresses that the page asked for since it was opened, its own among them.
+
+        What the browser's own first page still asks for does not count.
+        """
         sent = [one["params"]["request"]["url"] for one in self._events if one["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith("data:")]
+        return [url for url in sent if not url.startswith(("data:", "chrome:"))]
 
     def picture(self, path: Path, *, scale: float = 1, height: float | None = None) -> None:
         """Write what the page shows as PNG, all of it or so much of its beginning."""
