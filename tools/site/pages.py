@@ -24,6 +24,7 @@ JOINED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
+    "skills/whet/SKILL.md": "skill.md",
 }
 """Pages outside of docs/, and their names on the site."""
 REFERENCE = "reference.md"
