@@ -36,5 +36,5 @@ with tempfile.TemporaryDirectory() as folder:
     done = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     answer = runpy.run_path(done["outputs"]["server"])["answer"]
     question = "Can I bring my book back on Sunday?"
-    off = done["export"]["logits_fp32"]["largest_difference"]
+    off = done["export"]["outputs_fp32"]["largest_difference"]
     print(f"{question} -> {answer(question)['label']} (logits within {off:.0e} of torch's)")

@@ -19,6 +19,6 @@ served = subprocess.run(
 )
 measured = found["export"]
 show({
-    "folder": found["outputs"]["folder"], "largest_difference": measured["logits_fp32"]["largest_difference"],
+    "folder": found["outputs"]["folder"], "largest_difference": measured["outputs_fp32"]["largest_difference"],
     "bytes": measured["bytes"], "metric": measured.get("metric"), "answer": json.loads(served.stdout),
 })  # fmt: skip
