@@ -145,10 +145,13 @@ class Starts:
         if folder in self._base:
             return False
         try:
-            names = {name.partition(".")[0] for name in os.listdir(folder) if name.endswith(".py") or "." not in name}  # noqa: PTH208
+            names = os.listdir(folder)  # noqa: PTH208
         except OSError:
             return False
-        return bool(names & self._modules)
+        shadows = {name.removesuffix(".py") for name in names if name.endswith(".py")} & self._modules
+        # a folder without __init__.py, such as the built `site` of the docs, comes after every module of that name
+        packages = (os.path.join(folder, name, "__init__.py") for name in names if name in self._modules)  # noqa: PTH118
+        return bool(shadows) or any(map(os.path.exists, packages))
 
     def _fork(self, job: Job, streams: list[int]) -> int:
         """Return the process that the server has forked, a child of this one."""

@@ -139,6 +139,13 @@ def test_what_a_fork_would_not_show_is_truly_started(
     assert STARTS.n_forked == before
 
 
+def test_a_folder_without_python_in_it_shadows_nothing(python: Run, tmp_path: Path) -> None:
+    """Such as the built `site` of the docs in a checkout: the module of that name is the one that is imported."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("", "utf-8")
+    assert python("-c", "import site; print(bool(site.__file__))", cwd=tmp_path).stdout == "True\n"
+
+
 @pytest.mark.true_start
 def test_a_test_about_the_start_has_true_ones() -> None:
     code = [sys.executable, "-c", "import sys; print('torch' in sys.modules)"]
