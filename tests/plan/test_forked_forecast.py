@@ -73,6 +73,7 @@ def forecast_of(folder: Path) -> Any:
     return follower.record.last.forecast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["rates", "pace"])
 def test_a_training_says_what_it_will_take(encoder: Path, tmp_path: Path, by: str) -> None:
     """With a pool of two threads, which has run before the fork; by rates under a limit on addresses."""
@@ -99,13 +100,15 @@ def test_a_training_says_what_it_will_take(encoder: Path, tmp_path: Path, by: st
     (attempt,) = record.read(folder).attempts
     assert attempt.end is not None
     ratio = attempt.end["peak_bytes"] / found["peak_bytes"]
-    assert 0.9 < ratio < 1.25, "the model is tiny: what the end of a run imports, to save and to report, counts"
+    # the model is tiny: what the end of a run imports counts, and the run ends before its evaluation
+    assert 0.85 < ratio < 1.25
     assert run(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text("utf-8")
     assert "Forecast and outcome" in page
     assert ("Memory at the peak" in page, "Time of the training" in page) == (True, by == "rates")
 
 
+@pytest.mark.slow
 def test_a_training_is_the_same_with_a_forecast(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +179,7 @@ def test_a_process_that_fails_has_no_answer_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_forecast_without_memory_has_the_time(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_forecast_without_memory_has_the_time(
     assert re.search(r"^forecast: [\d.]+ (s|min) \([\d.]+ to [\d.]+\)$", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_training_does_not_wait_for_its_forecast_and_ends_it(encoder: Path, tmp_path: Path) -> None:
     process = start(words_of(encoder, tmp_path / "out", max_steps=300), _NEVER_ANSWERS)
     (child,) = until(lambda: children_of(process.pid), "a child")
@@ -199,6 +204,7 @@ def test_a_training_does_not_wait_for_its_forecast_and_ends_it(encoder: Path, tm
     assert not forecast_of(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_process_ends_with_the_training_however_that_ends(
     encoder: Path, tmp_path: Path, number: signal.Signals

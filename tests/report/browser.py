@@ -44,7 +44,17 @@ class Browser:
         (to_read, ours_to_write), (ours_to_read, to_write) = os.pipe(), os.pipe()
         as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
         pipes = [str(to_read), str(to_write)]
-        words = [sys.executable, "-c", _WITH_PIPES, *pipes, PATH, *_FLAGS, *as_root, f"--user-data-dir={profile}"]
+        words = [
+            sys.executable,
+            "-c",
+            _WITH_PIPES,
+            *pipes,
+            PATH,
+            *_FLAGS,
+            *as_root,
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(
             words, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -91,12 +101,9 @@ class Browser:
 
     @property
     def loaded(self) -> list[str]:
-        """The addresses that the page asked for since it was opened, its own among them.
-
-        What the browser's own first page still asks for does not count.
-        """
+        """The addresses that the page asked for since it was opened, its own among them."""
         sent = [one["params"]["request"]["url"] for one in self._events if one["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith(("data:", "chrome:"))]
+        return [url for url in sent if not url.startswith("data:")]
 
     def picture(self, path: Path, *, scale: float = 1, height: float | None = None) -> None:
         """Write what the page shows as PNG, all of it or so much of its beginning."""
