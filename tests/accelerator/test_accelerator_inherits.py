@@ -63,6 +63,7 @@ def test_what_whet_overrides_takes_the_arguments_that_accelerate_takes() -> None
         accelerator.prepare(model, device_placement=[True])
 
 
+@pytest.mark.slow
 def test_compiled_model_trains_alike_and_its_state_has_the_plain_names(tmp_path: Path) -> None:
     wanted = losses_of(made("whet"))
     with fresh():

@@ -140,6 +140,7 @@ def test_setting_that_would_be_passed_over_in_silence_is_refused(settings: dict[
     assert whet.Accelerator(cpu=True, bf16=True).mixed_precision == "bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["own_loop.py", "own_loop_accelerate.py"])
 def test_example_trains_a_decoder_and_its_loop_has_15_lines(script: str, tmp_path: Path) -> None:
     save_decoder(tmp_path / "decoder")

@@ -64,6 +64,7 @@ def rows(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "rows.csv", topic_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["classify", "lm", *(pytest.param(name, marks=pytest.mark.night) for name in ("qa", "tag"))]
 )
@@ -91,6 +92,7 @@ def test_every_task_ends_with_the_weights_that_it_has_without_auto(
     assert not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_start_takes_the_choice_of_the_first(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_short_run_is_not_tried(
     assert begins(tmp_path / "out")[0]["auto"] is None
 
 
+@pytest.mark.slow
 def test_a_run_whose_trials_find_no_time_stays_as_it_is(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_run_that_fits_in_no_way_is_refused(
     assert "no settings with the same result fit into memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_that_may_cost_keep_their_word_and_get_a_price(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +208,7 @@ def test_a_resumed_run_is_split_as_the_one_that_stopped(encoder: Path, rows: Pat
     assert all(bool((found[name] == complete[name]).all()) for name in complete)
 
 
+@pytest.mark.slow
 def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path, tmp_path: Path) -> None:
     """A library without malloc stands for it: what counts is that it is loaded, and that the process stays the same."""
     library = tmp_path / "conda" / "lib" / "libjemalloc.so.2"
@@ -225,6 +230,7 @@ def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path,
     assert "keeps the memory it frees" not in log, "only glibc's own allocator does"
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_trials(encoder: Path, rows: Path, tmp_path: Path) -> None:
     given = asked("classify", encoder, tmp_path / "out", **_TRIES)
     with tempfile.TemporaryDirectory() as folder:  # not below tmp_path, whose name may be too long for a socket

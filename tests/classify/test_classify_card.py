@@ -107,6 +107,7 @@ def test_upload_has_what_the_strategy_says(
         }
 
 
+@pytest.mark.slow
 def test_save_during_a_slow_upload_is_left_out_and_the_checkpoint_may_be_deleted(
     hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_failed_upload_keeps_the_results_and_fails_the_command(
     hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +161,7 @@ def test_settings_of_an_upload_without_one_are_refused(
     assert "hub_model_id would change nothing without push_to_hub" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_best_of_several_seeds_is_uploaded(
     hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
 ) -> None:

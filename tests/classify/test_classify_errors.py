@@ -183,6 +183,7 @@ def test_pairs_show_both_texts(sentence_encoder: Path, tmp_path: Path) -> None:
         assert line["loss"] == pytest.approx(-float(shares[n, int(rows[n]["label"])]), abs=CLOSE)
 
 
+@pytest.mark.slow
 def test_several_labels_are_wrong_if_one_of_them_is(sentence_encoder: Path, tmp_path: Path) -> None:
     rows = [{"text": row["text"], "label": [row["label"], "land"] if row["label"] != "sailing" else ["sailing"]}
             for row in topic_rows()]  # fmt: skip

@@ -143,6 +143,7 @@ def test_a_head_of_another_size_is_replaced_only_on_request(
     assert load(tmp_path / "out", "config.json")["id2label"] == {"0": "a", "1": "b"}
 
 
+@pytest.mark.slow
 def test_multi_label_rows_learn_several_labels(sentence_encoder: Path, tmp_path: Path) -> None:
     rows = [{"text": row["text"], "label": [row["label"], "land"] if row["label"] != "sailing" else ["sailing"]}
             for row in topic_rows()]  # fmt: skip
@@ -170,6 +171,7 @@ def test_labels_of_which_none_is_the_right_one_are_not_smoothed(
     assert f"label_smoothing_factor does not go with {kind}" in _said(capsys)
 
 
+@pytest.mark.slow
 def test_numbers_are_learnt_by_regression(sentence_encoder: Path, tmp_path: Path) -> None:
     value = {"sailing": 0.5, "baking": 1.5, "garden": 2.5}
     rows = [{"text": row["text"], "label": value[row["label"]]} for row in topic_rows()]

@@ -95,6 +95,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("student", "teacher", "topics.csv")}
 
 
+@pytest.mark.slow
 def test_classifier_learns_from_its_teacher_alone(models: dict[str, Path], tmp_path: Path) -> None:
     """Labels are drawn by lot, and the teacher has all of the loss: what is learnt is what the teacher says."""
     rows = topic_rows()
@@ -108,6 +109,7 @@ def test_classifier_learns_from_its_teacher_alone(models: dict[str, Path], tmp_p
     assert any("soft_loss" in entry for entry in log)
 
 
+@pytest.mark.slow
 def test_answers_are_evaluated_while_a_teacher_helps(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "squad.json").write_text(json.dumps(squad()), "utf-8")
     usual: dict[str, Any] = {"train_file": tmp_path / "squad.json", "validation_file": tmp_path / "squad.json"}
@@ -118,6 +120,7 @@ def test_answers_are_evaluated_while_a_teacher_helps(encoder: Path, tmp_path: Pa
     assert "eval_f1" in load(tmp_path / "out", "eval_results.json")
 
 
+@pytest.mark.slow
 def test_tags_and_texts_take_a_teacher(tmp_path: Path) -> None:
     save_decoder(tmp_path / "small")
     file = write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in SAILING])

@@ -55,6 +55,7 @@ def trained(command: str, encoder: Path, folder: Path, rows: list[dict[str, Any]
     return load(folder / "out", "all_results.json")
 
 
+@pytest.mark.slow
 @precisions
 def test_classify_learns_topics_without_padding(encoder: Path, tmp_path: Path, precision: str) -> None:
     found = trained("classify", encoder, tmp_path, topic_rows(), num_train_epochs=120, precision=precision)
@@ -65,6 +66,7 @@ def test_classify_learns_topics_without_padding(encoder: Path, tmp_path: Path, p
     assert model.deberta.encoder.rel_embeddings.weight.shape == (32, 32)
 
 
+@pytest.mark.slow
 @precisions
 def test_tag_learns_words_without_padding(encoder: Path, tmp_path: Path, precision: str) -> None:
     tokens = [row["text"].split() for row in topic_rows()]
@@ -74,6 +76,7 @@ def test_tag_learns_words_without_padding(encoder: Path, tmp_path: Path, precisi
     assert found["train_padding_avoided"] > 0.05
 
 
+@pytest.mark.slow
 @precisions
 def test_qa_finds_words_without_padding(encoder: Path, tmp_path: Path, precision: str) -> None:
     rows = []

@@ -71,6 +71,7 @@ def test_unknown_values_of_whets_variables_are_refused_together() -> None:
     assert "WHET_KEEP_MEMORY to 0 or 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_misspelled_variable_is_reported_once() -> None:
     done = _whet("ask", "gone", "--context", "gone", "--question", "Who?", WHET_KERNLES="reference")
     told = "note: the environment variable WHET_KERNLES has no effect: did you mean WHET_KERNELS?"

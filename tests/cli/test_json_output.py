@@ -167,6 +167,7 @@ def test_only_the_first_rank_prints(capsys: Any, monkeypatch: pytest.MonkeyPatch
         assert len(capsys.readouterr().out.splitlines()) == n_lines
 
 
+@pytest.mark.slow
 def test_predictions_do_not_share_standard_output_with_the_object(tmp_path: Path, asked: Any) -> None:
     rows = write_csv(tmp_path / "rows.csv", topic_rows())
     found = _whet("predict", tmp_path, "--file", rows, "--output", "/dev/stdout", "--json")
@@ -218,6 +219,7 @@ def test_ranks_print_one_object_together(tmp_path: Path) -> None:
     assert found["failed_rank"]["code"] == EXIT_BAD_CONFIG, "the output folder is not empty any more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
     save_encoder(tmp_path / "model")
@@ -261,6 +263,7 @@ def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path: Path) -> 
     assert "nothing to save" in found["stopped"]
 
 
+@pytest.mark.slow
 def test_a_command_that_saves_nothing_says_which_signal_ended_it(decoder: Path) -> None:
     command = [sys.executable, "-m", "whet", "generate", str(decoder), "--chat", "--json"]
     with subprocess.Popen(

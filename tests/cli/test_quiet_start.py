@@ -52,6 +52,7 @@ def without_optional(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_prints_nothing() -> None:
     if missing := [name for name in NOISY if find_spec(name) is None]:
         pytest.skip(f"not installed: {missing}, so that there is nothing to be quiet about")

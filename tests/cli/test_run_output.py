@@ -37,6 +37,7 @@ def _block(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if re.match(r"[a-z]+  +\S", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a folder with a long name" / "and another one in it that makes no line longer"
@@ -52,6 +53,7 @@ def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp
     assert re.fullmatch(r"  report +\S.*report\.html", lines[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [{"JPY_PARENT_PID": "1"}, {"TERM": "xterm-color", "GIT_PAGER": "cat"}])
 def test_a_cell_of_a_notebook_gets_lines(kernel: dict[str, str], encoder: Path, tmp_path: Path) -> None:
     """Its commands have a terminal of 80 columns as well, but the cell keeps what is written there."""

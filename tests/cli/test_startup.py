@@ -56,6 +56,7 @@ _EXTRAS = (
 """Modules of whet, with those inside, that a plain training has not asked for."""
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     """No package, and no part of whet; and it prints nothing of its own where only errors are asked for."""
     code = f"""
@@ -165,6 +166,7 @@ with delayed():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -209,6 +211,7 @@ def test_importing_leaves_the_search_for_garbage_as_it_was() -> None:
     assert _printed("import gc; gc.disable()\n" + code) == "False True"
 
 
+@pytest.mark.slow
 def test_optimizers_need_no_compiler_before_somebody_compiles() -> None:
     code = """
 import sys

@@ -223,6 +223,7 @@ _ADAPTER: dict[str, object] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "b
 _TAGGER: dict[str, object] = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
 
 
+@pytest.mark.slow
 @pytest.mark.true_start  # with a path of its own
 @pytest.mark.parametrize(
     ("head", "recorded", "settings", "said"),

@@ -58,6 +58,7 @@ def found() -> dict[str, Any]:
     return _json()
 
 
+@pytest.mark.slow
 def test_doctor_reports_this_machine(found: dict[str, Any]) -> None:
     machine = found["machine"]
     flags = Path("/proc/cpuinfo").read_text()
@@ -70,6 +71,7 @@ def test_doctor_reports_this_machine(found: dict[str, Any]) -> None:
     assert machine["disk_free_bytes"] == pytest.approx(shutil.disk_usage(Path.cwd()).free, rel=0.05)
 
 
+@pytest.mark.slow
 def test_doctor_reports_versions_and_packages(found: dict[str, Any]) -> None:
     software = found["software"]
     code = """
@@ -124,6 +126,7 @@ def kernels() -> dict[str, Any]:
     return _json("--kernels")
 
 
+@pytest.mark.slow
 @native
 @pytest.mark.parametrize(
     ("asked", "isa"), [("baseline", "x86-64"), pytest.param("v3", "x86-64-v3", marks=pytest.mark.night)]
@@ -170,6 +173,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
+@pytest.mark.slow
 def test_missing_library_is_only_advice(copied: Path) -> None:
     found = _json("--kernels", package=copied)
     assert (found["native"]["path"], found["native"]["isa"], found["exit"]) == (None, None, 0)
@@ -199,6 +203,7 @@ def test_missing_build_tools_are_named_first(
     )
 
 
+@pytest.mark.slow
 def test_broken_library_is_an_error(copied: Path) -> None:
     (copied / "whet/kernels/_native.so").write_bytes(b"not a library")
     done = _doctor("--kernels", package=copied)
@@ -218,6 +223,7 @@ def test_doctor_works_without_torch(tmp_path: Path, words: tuple[str, ...]) -> N
     assert "cannot open" in json.dumps(found["advice"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_more_threads_than_cores_are_reported() -> None:
     taskset = shutil.which("taskset")

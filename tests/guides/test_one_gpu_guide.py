@@ -99,6 +99,7 @@ def _trained(folder: Path, rows: list[Any] | None = None, **given: Any) -> whet.
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", _cases())
 def test_the_settings_train_as_they_grow(given: dict[str, Any], tmp_path: Path) -> None:
     """Four times over the rows, which are four steps of 4 rows, or one that sums batches; it learns and evaluates."""

@@ -40,6 +40,7 @@ def faults(**environment: str) -> tuple[bool, int]:
     return told == "True", int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
 def test_steps_fault_no_new_pages() -> None:
     told, count = faults()
@@ -81,6 +82,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
 def test_gaps_are_filled() -> None:
     if library() is None:

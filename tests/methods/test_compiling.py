@@ -64,6 +64,7 @@ def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> e
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_each_step_has_masks_of_its_own() -> None:
     order.restore(model)
 
 
+@pytest.mark.slow
 def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     saved = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "torch_compile_backend": "eager"}
     whole = trained(tmp_path / "a", tiny_model("bert", dropout=0.1), **saved)
@@ -160,6 +162,7 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
@@ -306,6 +309,7 @@ _QUICK = ("llama", "modernbert")
 """One decoder and one encoder; the others run among the long tests."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [one if one in _QUICK else pytest.param(one, marks=pytest.mark.reliability) for one in (*FAMILIES, *DECODERS)],

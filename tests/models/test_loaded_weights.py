@@ -254,6 +254,7 @@ def test_output_table_in_the_files_is_kept_and_named(tmp_path: Path, caplog: pyt
     assert "tie_word_embeddings" in caplog.text
 
 
+@pytest.mark.slow
 def test_real_encoder_of_sentence_transformers_loads_for_every_task(minilm_dir: Path) -> None:
     for task in ("qa", "classify", "tag"):
         loaded(minilm_dir, task)

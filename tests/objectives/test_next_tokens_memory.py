@@ -64,6 +64,7 @@ print(status("VmHWM") - held)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the native operators are not built here")
 @pytest.mark.parametrize(
     "how", ["packed", *(pytest.param(how, marks=pytest.mark.reliability) for how in ("optimized", "sdpa", "capped"))]

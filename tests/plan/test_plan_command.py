@@ -139,6 +139,7 @@ def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert _planned(folder, capsys, memory="1TB")["memory"]["fits"] is True
 
 
+@pytest.mark.slow
 def test_a_plan_under_a_limit_on_addresses_says_what_that_leaves(folder: Path) -> None:
     limit = 3 << 30
     given = words("plan", folder / "model", folder / "out", "--json", "--no_time", train_file=folder / "train.csv")
@@ -152,6 +153,7 @@ def test_a_plan_under_a_limit_on_addresses_says_what_that_leaves(folder: Path) -
     assert memory["fits"] is True
 
 
+@pytest.mark.slow
 def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fastest_of_them(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
 
 
+@pytest.mark.slow
 def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def _with_other_answers() -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_errors_say_what_was_expected_and_where(trained: Path, tmp_path: Path, capsys: Any) -> None:
     document = _with_other_answers()
     file = write_json(tmp_path / "other.json", document)

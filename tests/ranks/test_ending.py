@@ -28,6 +28,7 @@ if "whet" in " ".join(sys.orig_argv):
 _WORDS = ("-m", "whet", "qa", "--do_train", "--max_steps", "1", "--max_seq_length", "40", "--doc_stride", "12")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_ranks", [pytest.param(1, marks=pytest.mark.night), 2])
 def test_rank_ends_with_its_exit_code_before_native_libraries_are_taken_down(
     n_ranks: int, tmp_path: Path, encoder: Path

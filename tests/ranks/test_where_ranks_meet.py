@@ -101,6 +101,7 @@ wait
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["mpiexec.mpich", "mpirun.openmpi", "sh"])
 def test_ranks_behind_scripts_of_their_own_meet(program: str, tmp_path: Path) -> None:
     """Each rank has a parent of its own: the port follows from the launcher above."""

@@ -59,6 +59,7 @@ def _others(tmp_path: Path, n_runs: int) -> list[Path]:
     return [record_run(tmp_path / f"another-run-with-a-long-name-{n}", factor=n + 2.0) for n in range(n_runs - 1)]
 
 
+@pytest.mark.slow
 def test_script_searches_filters_and_sorts(browser: Browser, folder: Path) -> None:
     write_errors(folder, [*WRONG, WRONG[0] | {"text": "word " * 400, "probability": None, "loss": 9.0}])
     _open(browser, [folder])

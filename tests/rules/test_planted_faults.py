@@ -35,6 +35,7 @@ def test_a_fault_can_be_planted(tmp_path: Path, fault: Any) -> None:
         edit.apply(tmp_path)
 
 
+@pytest.mark.slow
 def test_its_tests_are_there() -> None:
     """By file, function and case: pytest finds each of them."""
     names = dict.fromkeys(f"tests/{test}" for fault in PLANTED for test in fault.tests)

@@ -63,6 +63,7 @@ def _by_transformers(folder: Path, row: dict[str, Any]) -> torch.Tensor:
     return shares[places, [model.config.label2id[tag] for tag in row["ner_tags"]]]
 
 
+@pytest.mark.slow
 def test_errors_name_entities_and_words(tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = _changed()
     file = write_lines(tmp_path / "changed.jsonl", rows)

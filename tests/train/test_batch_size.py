@@ -108,6 +108,7 @@ def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
     assert len(tried) <= 6
 
 
+@pytest.mark.slow
 @in_another_process
 def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
     room = HostMemory(lambda: [MemoryLimit(0, 2**40, "a test")], 0)

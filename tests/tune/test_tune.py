@@ -67,6 +67,7 @@ def searched(encoder: Path, topics: Path, tmp_path_factory: pytest.TempPathFacto
     return out, said
 
 
+@pytest.mark.slow
 def test_first_trial_has_the_settings_as_given_and_all_are_within(searched: tuple[Path, str]) -> None:
     found = [one["values"] for one in trials(searched[0])]
     assert found[0] == {"learning_rate": 1e-3, "max_seq_length": 12, "adam_beta2": 0.99}

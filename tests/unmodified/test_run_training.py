@@ -263,6 +263,7 @@ print(json.dumps(found | {"kinds": sorted(set(kinds))}))
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_does_to_its_model_later(tmp_path: Path) -> None:
     """It compiles the model, trains it a second time and in another loop, or has put mixed precision around it."""
     plain, _ = script(tmp_path, _LATER, run=False)

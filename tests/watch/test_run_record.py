@@ -83,6 +83,7 @@ def test_steps_have_the_losses_of_the_log_and_the_time_of_each_part(encoder: Pat
     assert [one.folder for one in found.saves] == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_appends_and_a_new_one_in_the_folder_is_told_apart(encoder: Path, tmp_path: Path) -> None:
     words = words_of(encoder, tmp_path / "out")
     assert run(words) == 0
@@ -105,6 +106,7 @@ def test_a_resumed_run_appends_and_a_new_one_in_the_folder_is_told_apart(encoder
     assert found.last.end["metrics"].keys() >= {"eval_f1"}
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_readable_file_and_the_next_one_continues_it(encoder: Path, tmp_path: Path) -> None:
     words = words_of(encoder, tmp_path / "out", max_steps=4000, logging_steps=1, eval_strategy="no", save_steps=2)
     process = subprocess.Popen([sys.executable, "-m", "whet", *words], stdout=subprocess.DEVNULL)

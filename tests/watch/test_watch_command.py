@@ -73,6 +73,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 60])
 def test_a_training_is_watched_from_its_start_to_its_end(columns: int, encoder: Path, tmp_path: Path) -> None:
     words = words_of(encoder, tmp_path / "out", max_steps=400, logging_steps=1, eval_steps=200, save_steps=200)
@@ -110,6 +111,7 @@ def test_pictures_fit_narrow_windows_and_say_what_there_is(tmp_path: Path, capsy
             assert part in flat, (part, columns, shown)
 
 
+@pytest.mark.slow
 def test_a_new_size_of_the_window_changes_the_next_picture(tmp_path: Path) -> None:
     screen = Screen([str(write_run(tmp_path / "out", 30))], 90)
     screen.wait_for(lambda text: len(_FRAME.split(text)) > 2)
@@ -247,6 +249,7 @@ def test_a_silent_run_is_told_from_a_killed_one_and_from_one_of_another_machine(
     assert "no sign of life for 5m" in shown
 
 
+@pytest.mark.slow
 def test_a_killed_training_is_seen_and_ends_the_watching(encoder: Path, tmp_path: Path) -> None:
     words = words_of(encoder, tmp_path / "out", max_steps=4000, logging_steps=1, eval_strategy="no", save_strategy="no")
     training = subprocess.Popen([sys.executable, "-m", "whet", *words], stdout=subprocess.DEVNULL)
