@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from whet.optional import quiet_imports
-from whet.version import __version__
+from whet.version import __version__, require_own_files
 
 if TYPE_CHECKING:
     from whet.errors import ConfigError, DataError, WhetError
@@ -52,6 +52,7 @@ __all__ = [
     "upcycle",
 ]
 
+require_own_files()
 quiet_imports()
 
 

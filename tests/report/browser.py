@@ -44,17 +44,8 @@ class Browser:
         (to_read, ours_to_write), (ours_to_read, to_write) = os.pipe(), os.pipe()
         as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
         pipes = [str(to_read), str(to_write)]
-        words = [
-            sys.executable,
-            "-c",
-            _WITH_PIPES,
-            *pipes,
-            PATH,
-            *_FLAGS,
-            *as_root,
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ]
+        page = [f"--user-data-dir={profile}", "about:blank"]
+        words = [sys.executable, "-c", _WITH_PIPES, *pipes, PATH, *_FLAGS, *as_root, *page]
         self._process = subprocess.Popen(
             words, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
