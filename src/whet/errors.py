@@ -12,7 +12,8 @@ from typing import Any
 
 MASK = "***"
 """Printed in place of a secret."""
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # pathlib turns two slashes into one
+# pathlib turns two slashes into one; a match begins where a word does, or a text of one long word would take for ever
+_USER_INFO = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")
 _SECRET_NAMES = re.compile(
     r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DSN|WEBHOOK|WEBHOOK_URL|NETRC)$", re.IGNORECASE
 )

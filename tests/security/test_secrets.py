@@ -100,3 +100,10 @@ def test_words_that_look_like_secrets_stay(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SOME_TOKEN", "short")
     text = "cls_token: [CLS], pad_token: [PAD], short, mail@example.org, https://example.org/a@b, hidden_size: 12345678"
     assert hide_secrets(text) == text
+
+
+def test_a_user_is_hidden_wherever_an_address_begins_and_a_long_word_is_read_once() -> None:
+    for before in ("", "1", "=", "see:", "x+", "."):
+        assert "pw" not in hide_secrets(f"{before}http://me:pw@example.org/a")
+    word = "a" * 5_000_000  # each of its letters may begin the name of a protocol
+    assert hide_secrets(word) == word
