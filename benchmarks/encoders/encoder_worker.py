@@ -60,8 +60,8 @@ def build(options: argparse.Namespace, batches: list[list[Any]]) -> Any:
 def about(trainer: Any) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
     known = {"n_threads": torch.get_num_threads(), "attention": trainer.model.config._attn_implementation}
-    if hasattr(trainer, "objective"):
-        known |= {"packed": trainer.objective.packed, "precision": trainer.precision.name}
+    if (whet := sys.modules.get("whet")) is not None:
+        known["changes"] = str(whet.changes(trainer.model))
     return known
 
 

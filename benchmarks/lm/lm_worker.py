@@ -109,8 +109,8 @@ def about(trainer: Any) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
     known = {"n_threads": torch.get_num_threads(), "attention": trainer.model.config._attn_implementation,
              "n_parameters": sum(one.numel() for one in trainer.model.parameters())}  # fmt: skip
-    if hasattr(trainer, "objective"):
-        known |= {"packed": trainer.objective.packed, "precision": trainer.precision.name}
+    if (whet := sys.modules.get("whet")) is not None:
+        known["changes"] = str(whet.changes(trainer.model))
     return known
 
 

@@ -67,8 +67,8 @@ def test_all_sides_take_steps(
     assert all(len(one) == 2 and min(one) > 0 for one in found["seconds"].values())
     assert [n >= m for n, m in zip(found["places"], found["tokens"], strict=True)] == [True, True]
     assert min(found["tokens"]) > (400 if small else 40)  # rows of about 16 pieces, 8 in a step
-    assert found["ready"]["whet_fp32"]["packed"] is True
-    assert "packed" not in found["ready"]["best_fp32"]
+    assert "no padding" in found["ready"]["whet_fp32"]["changes"]
+    assert "changes" not in found["ready"]["best_fp32"]
     assert steps.line_of("tags", "best_fp32", found).split()[0] == "best_fp32"
 
 

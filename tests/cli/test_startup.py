@@ -37,6 +37,21 @@ def test_library_of_data_sets_is_not_imported_for_files(task: str) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
+_BAD = "import sys\nfrom whet.cli.main import run\nprint(run(sys.argv[1:]), 'torch' in sys.modules)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(one.name for one in tasks.tasks() if one.by_engine))
+def test_bad_data_is_refused_before_torch_is_imported(task: str, tmp_path: Path) -> None:
+    """So within half a second: whoever mends a file reads the message of the next place at once."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "bad.json").write_text("once upon a time", "utf-8")
+    words = [task, "--do_train", "--model_name_or_path", "model", "--train_file", "bad.json", "--output_dir", "out"]
+    code = [sys.executable, "-c", _BAD, *words]
+    found = subprocess.run(code, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert found.stdout.splitlines()[-1] == "65 False", found.stderr
+
+
 _UNUSED = {
     *("accelerate", "bitsandbytes", "datasets", "kubernetes", "pandas", "peft", "pyarrow", "torch._dynamo"),
     *("torch._inductor", "torch.distributed.fsdp", "torchao", "transformers.trainer"),

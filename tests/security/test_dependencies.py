@@ -14,10 +14,11 @@ pytestmark = pytest.mark.reliability
 _PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 _DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "peft", "jsonargparse", "rich", "psutil",
            "filelock", "xxhash", "accelerate", "matplotlib"}  # fmt: skip
-_COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub", "jinja2", "markupsafe"}
+_COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub", "jinja2", "markupsafe", "packaging"}
 """Imported by name, and needed by those of the design anyhow: torch, jsonargparse, datasets, transformers."""
 _OPTIONAL = {"argcomplete", "bitsandbytes", "torchao", "tensorboard", "wandb", "mlflow", "optuna",
-             "trackio", "seqeval"}  # fmt: skip
+             "trackio", "seqeval", "sentence-transformers", "onnx", "onnxscript", "onnxruntime", "openvino",
+             "nncf"}  # fmt: skip
 _FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
 
 

@@ -12,7 +12,6 @@ from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.read import READ, read_questions
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows import WindowOptions, cached_windows
 from whet.watch import printing
 
 
@@ -53,6 +52,8 @@ def _logged(name: str, questions: Questions) -> Questions:
 
 def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: bool) -> Split:
     """Return the questions with their windows, from the cache if they are in it."""
+    from whet.tasks.qa.windows import WindowOptions, cached_windows  # imports torch: bad data is refused before that
+
     options = WindowOptions(max_seq_length=qa.max_seq_length, doc_stride=qa.doc_stride, with_labels=with_labels)
     windows = cached_windows(
         questions,
