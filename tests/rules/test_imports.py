@@ -95,7 +95,7 @@ def declared() -> set[str]:
 def used() -> set[str]:
     """The packages whose modules the code of whet imports, in normal form."""
     names = {name for path in SRC.rglob("*.py") for name in imported(path.read_text("utf-8"))}
-    others = names - set(sys.stdlib_module_names) - {"whet"}
+    others = names - set(sys.stdlib_module_names) - {"whet", "whet_train"}
     owners = packages_distributions()
     return {_normal(owners.get(name, [name])[0]) for name in others}
 

@@ -32,6 +32,7 @@ _OF_PROGRAMS = {
     "--tail": {"tail"},
     "numactl": {"cpunodebind", "membind"},
     "Open MPI": {"bind-to"},
+    "--no-deps": {"no-deps"},
     "--parallel": {"parallel"},
     "--build": {"build"},
     "json.tool": {"json-lines"},

@@ -28,6 +28,7 @@ COMMANDS = {
     "migrate": "turn a command line of other programs into whet's",
     "bench-methods": "measure each training technique on your model and machine",
     "report": "write a page about a run, or several: errors, curves, settings",
+    "bundle": "write whet and its packages into one file, to install offline",
     "doctor": "check this machine and installation, with advice",
 }
 """Name -> its line in `whet --help`."""
@@ -41,7 +42,7 @@ TRAINING = STOPPABLE | {"bench-methods"}
 """The commands that train."""
 ANSWERING = {*_ANSWER, "predict", "export"}
 """The commands that read a text with a trained model."""
-WITHOUT_TORCH = {"run", "launch", "k8s", "migrate", "watch", "report"}
+WITHOUT_TORCH = {"bundle", "run", "launch", "k8s", "migrate", "watch", "report"}
 """The commands that do not import torch."""
 
 

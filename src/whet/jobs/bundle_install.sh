@@ -1,0 +1,18 @@
+#!/bin/sh
+# Install whet @VERSION@ without a network:   sh install.sh [FOLDER]   (FOLDER: the new environment, venv next to this)
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+target=${1:-$here/venv}
+python=${PYTHON:-python3}
+found=$("$python" -c 'import platform, sys; print("%d.%d %s" % (*sys.version_info[:2], platform.machine()))')
+if [ "$found" != "@PYTHON@ @MACHINE@" ]; then
+  echo "error: these wheels are for Python @PYTHON@ on @MACHINE@, and $python is $found" >&2
+  echo "  fix: name another one: PYTHON=/path/to/python@PYTHON@ sh install.sh" >&2
+  exit 1
+fi
+(cd "$here" && sha256sum --quiet --check SHA256SUMS)
+"$python" -m venv --without-pip "$target"
+pip=$(echo "$here"/wheels/pip-*.whl)
+"$target/bin/python" "$pip/pip" install --quiet --no-index --no-deps "$here"/wheels/*.whl
+"$target/bin/whet" --version
+echo "run: $target/bin/whet --help@MODEL@"
