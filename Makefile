@@ -73,8 +73,8 @@ demo: $(HAS_WHET) ## See training work: a small model learns to answer questions
 demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
 	@$(BIN)/whet demo-lm $(ARGS)
 
-test: lint layers ## Check style and layers, then run the tests of the day: 6 minutes on two cores; types by `make check`
-	@$(PARALLEL) -m "$(DAY) and not slow" $(ARGS)
+test: $(HAS_TOOLS) ## Run the tests of the day: 6 minutes on two cores; `make check` has style, types, layers and docs
+	@$(PARALLEL) --ignore=tests/rules -m "$(DAY) and not slow" $(ARGS)
 
 test-slow: $(HAS_TOOLS) ## Run the tests marked slow, of complete commands that take seconds: 5 minutes
 	@$(PARALLEL) -m "$(DAY) and slow" $(ARGS)
@@ -110,7 +110,7 @@ soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PARALLEL) -m reliability $(ARGS)
 
 check: lint types layers ## Check style, types, import layers and the examples of the docs
-	@$(PYTEST) tests/rules
+	@$(PARALLEL) tests/rules $(ARGS)
 
 format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what ruff can mend
 	@$(BIN)/ruff check --fix $(CODE)

@@ -110,6 +110,7 @@ def test_a_second_start_takes_the_choice_of_the_first(
     assert STARTS.n_forked > before
 
 
+@pytest.mark.slow
 def test_a_short_run_is_not_tried(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_run_whose_trials_find_no_time_stays_as_it_is(
     assert begins(tmp_path / "out")[0]["settings"]["per_device_train_batch_size"]["value"] == 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_tries_and_trains_nothing(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_picture_of_methods_states_the_finding_in_its_title() -> None:
     assert plot.finding([], []).startswith("No technique")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [LINES, LINES[:1]], ids=["some are better", "none is better"])
 def test_picture_of_methods_is_a_png(lines: list[Line], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -90,6 +90,7 @@ print(torch.__version__, torch.get_num_threads(), torch.version.cuda, torch.__co
     assert len(software["openmp"]) <= 1
 
 
+@pytest.mark.slow
 def test_doctor_measures_rates(found: dict[str, Any]) -> None:
     rates = found["rates"]
     assert rates["fp32_mm_gflops"] > 0.5  # one core of any machine of this century does more

@@ -126,6 +126,7 @@ def test_openmp_libraries_are_files_not_names(tmp_path: Path) -> None:
     assert openmp.libraries(tmp_path) == ["/opt/intel/libiomp5.so", "/opt/torch/lib/libgomp-a34b3233.so.1"]
 
 
+@pytest.mark.slow
 def test_no_openmp_before_torch() -> None:
     code = (
         "from whet.hardware import openmp; a = openmp.libraries(); import torch; print(len(a), len(openmp.libraries()))"

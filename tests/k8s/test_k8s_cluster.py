@@ -41,6 +41,7 @@ def names(cluster: Cluster) -> set[tuple[str, str]]:
     return {(plural, name) for plural, _, name in cluster.objects if plural not in ("pods", "persistentvolumeclaims")}
 
 
+@pytest.mark.slow
 @kinds
 def test_a_job_is_submitted_and_the_printed_commands_follow_and_delete_it(
     kind: str, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

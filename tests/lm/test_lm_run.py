@@ -83,6 +83,7 @@ def test_trained_model_continues_a_text_it_has_learnt(trained: Path, capfd: pyte
     assert SAILING[0] in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_chat_answers_each_line_of_standard_input(
     decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def logged(folder: Path) -> list[dict[str, float]]:
     return [entry for entry in load(folder, "trainer_state.json")["log_history"] if "loss" in entry]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "formula"), [({}, {}), ({"beta": 0.5, "label_smoothing": 0.2}, {"beta": 0.5, "smoothing": 0.2})]
 )
@@ -184,6 +185,7 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_form_of_conversations_gives_the_same_run(decoder: Path, tmp_path: Path) -> None:
     curves = {}
     for number, (name, rows) in enumerate(FORMS.items()):

@@ -91,6 +91,7 @@ def test_an_unknown_family_is_compiled_by_blocks_too(tmp_path: Path) -> None:
     assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", ["native", pytest.param("plain-torch", marks=pytest.mark.night)], indirect=True)
 @pytest.mark.usefixtures("operators")
 def test_twenty_steps_of_other_lengths_need_few_graphs(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ torch.testing.assert_close(model(**batch).start_logits[real], wanted, rtol=1e-4,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators")
 def test_a_saved_model_works_in_another_program(tmp_path: Path) -> None:
     model, batch = changed_by("optimize", "bert", tmp_path).eval(), batch_of()

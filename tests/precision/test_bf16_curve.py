@@ -73,6 +73,7 @@ def _assert_follows(bf16: engine.Trainer, fp32: engine.Trainer) -> None:
     assert {value.dtype for value in weights_of(bf16.model).values() if value.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_bf16_curve_of_fused_operators_follows_fp32(tmp_path: Path, fp32: engine.Trainer) -> None:
     if library() is None:
         pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
@@ -104,10 +105,12 @@ def test_bf16_curve_of_other_families_follows_fp32(tmp_path: Path, family: str) 
     _assert_follows(*(_run(tmp_path, family, precision) for precision in ("bf16", "fp32")))
 
 
+@pytest.mark.slow
 def test_bf16_curve_of_padded_models_follows_fp32(tmp_path: Path) -> None:
     _assert_follows(*(_run(tmp_path, "squeezebert", precision) for precision in ("bf16", "fp32")))
 
 
+@pytest.mark.slow
 def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: engine.Trainer) -> None:
     for other in (_run(tmp_path, "bert", "fp32", seed=6), _run(tmp_path, "bert", "fp32", RoundedWeights())):
         gaps = _gaps(other, fp32)

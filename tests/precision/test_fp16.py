@@ -61,6 +61,7 @@ def _scale(trainer: engine.Trainer) -> float:
     return trainer.precision.current.state()["scale"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators")
 def test_fp16_learns_like_fp32(tmp_path: Path) -> None:
     runs = {}

@@ -47,6 +47,7 @@ def compiler() -> Iterator[SlowCompiler]:
         names.pop(_BACKEND, None)
 
 
+@pytest.mark.slow
 def test_precision_auto_times_no_compilation(
     tmp_path: Path, compiler: SlowCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +61,7 @@ def test_precision_auto_times_no_compilation(
     assert "1.00 times the speed of plain code here (0.5 s and 0.5 s" in compared
 
 
+@pytest.mark.slow
 def test_an_evaluation_times_no_compilation(
     tmp_path: Path, compiler: SlowCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:

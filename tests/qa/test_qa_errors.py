@@ -89,6 +89,7 @@ def test_errors_say_what_was_expected_and_where(trained: Path, tmp_path: Path, c
     assert all(line["question"] in one for line, one in zip(wrong, shown, strict=False))
 
 
+@pytest.mark.slow
 def test_probability_is_that_of_the_expected_answer(trained: Path, tmp_path: Path) -> None:
     file = write_json(tmp_path / "v2.json", squad(version_2=True))
     asked = command(trained, tmp_path / "out", "--do_eval", "--version_2_with_negative", validation_file=file)

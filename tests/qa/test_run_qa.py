@@ -84,6 +84,7 @@ def test_run_writes_every_file(trained: Path) -> None:
             load(trained, name)
 
 
+@pytest.mark.slow
 def test_version_2_run_writes_every_file(trained_v2: Path) -> None:
     predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in [*_PREDICTIONS, "null_odds.json"]}
     assert predictions <= files(trained_v2)

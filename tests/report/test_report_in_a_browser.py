@@ -93,6 +93,7 @@ def test_script_searches_filters_and_sorts(browser: Browser, folder: Path) -> No
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, PHONE, DESKTOP])
 @pytest.mark.parametrize("n_runs", [1, 3])
 def test_page_fits_its_window(width: int, n_runs: int, browser: Browser, folder: Path, tmp_path: Path) -> None:
@@ -174,6 +175,7 @@ def test_page_of_a_real_run_can_be_read_anywhere(
         assert browser.find(f"() => {_ROWS}.filter((row) => row.offsetHeight).length") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("pdftotext"), reason="pdftotext is not installed (poppler-utils)")
 @pytest.mark.parametrize("n_runs", [1, 3])
 def test_print_has_every_table(n_runs: int, browser: Browser, folder: Path, tmp_path: Path) -> None:

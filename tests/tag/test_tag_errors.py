@@ -97,6 +97,7 @@ def test_errors_name_entities_and_words(tagger: Path, tmp_path: Path, capsys: py
     assert "nothing cake (FOOD) the cake was sweet" in " ".join(said.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [{}, {"max_seq_length": 9, "doc_stride": 3}, {"max_seq_length": 7}])
 def test_rows_and_words_that_are_left_out_do_not_shift_the_others(
     tagger: Path, tmp_path: Path, lengths: dict[str, int]

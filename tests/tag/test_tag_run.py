@@ -61,6 +61,7 @@ def tagger(word_encoder: Path, things: Path, tmp_path_factory: pytest.TempPathFa
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_learns_entities_and_reports_them_by_seqeval(tagger: Path) -> None:
     results = load(tagger, "all_results.json")
     assert results["eval_f1"] == results["eval_precision"] == results["eval_recall"] == 1.0

@@ -133,6 +133,7 @@ def _wide_trainer(folder: Path, **changes: Any) -> engine.Trainer:
     return engine.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
 
 
+@pytest.mark.slow
 @in_another_process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell what a process holds")
 def test_fewer_rows_where_memory_ends_and_the_same_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,6 +78,7 @@ def test_first_trial_has_the_settings_as_given_and_all_are_within(searched: tupl
     assert len({json.dumps(one) for one in found}) == 3
 
 
+@pytest.mark.slow
 def test_best_model_is_the_output_and_the_only_one_that_is_kept(
     searched: tuple[Path, str], topics: Path, tmp_path: Path
 ) -> None:

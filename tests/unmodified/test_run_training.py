@@ -144,6 +144,7 @@ def test_model_that_became_slower_is_put_back(tmp_path: Path) -> None:
     assert re.fullmatch(r"steps took longer: .* times as fast, so it was put back", str(report.models[0].left))
 
 
+@pytest.mark.slow
 def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path) -> None:
     """Logits of this size exist under whet.optimize when they are read, and not after an optimizer's step."""
     plain, _ = script(tmp_path, _LOOP, run=False)
