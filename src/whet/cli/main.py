@@ -184,9 +184,12 @@ def _run(argv: Sequence[str], *, hears_signals: bool) -> int:
         if list(argv) in ([name] for name in COMMANDS):
             print(f"its options, with examples: whet {argv[0]} --help", file=sys.stderr)
         return error.exit_code
-    except stop.Stopped as stopped:
+    except (stop.Stopped, stop.Interrupted) as stopped:
         if place_or_alone().is_first:
-            print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
+            from whet import console
+
+            text = f"whet: {escape_controls(str(stopped))}"
+            print(console.paragraph(text, "  ") if console.is_terminal(sys.stderr) else text, file=sys.stderr)
         _show_how_to_resume(argv, stopped.again)
         json_output.stop(str(stopped), stopped.again)
         return int(str(stopped.code))

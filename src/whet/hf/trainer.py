@@ -597,7 +597,7 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     else:
         what = f"{why} after step {step}: nothing is saved" if step else f"{why} before the first step was done"
     again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
-    return KeyboardInterrupt(what) if name == "SIGINT" else stop.Stopped(what, again)
+    return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
 
 
 _LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsLoss", "MSELoss")

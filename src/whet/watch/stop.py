@@ -52,6 +52,17 @@ class Stopped(SystemExit):
         return self.what
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has stopped a training: a program of the user's may continue after it, a command ends as by `Stopped`."""
+
+    code = EXIT_STOPPED_AND_SAVED
+
+    def __init__(self, what: str, again: Mapping[str, object]) -> None:
+        super().__init__(what)
+        self.again = dict(again)
+        """The settings that resume from where the run is saved; empty if there are none."""
+
+
 @dataclass
 class _SignalState:
     """The state of signal handling in this process."""
