@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_encoders import sentences
+from transformers import AutoModelForSequenceClassification
 
 from whet.cli.main import run
 
@@ -138,6 +142,20 @@ def test_embed_resumes_bitwise_and_refuses_changes(
     one, other = (load_file(folder / "model.safetensors") for folder in (out, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert losses_of(out) == losses_of(resumed)
+    stopped = tmp_path / "stopped"
+    line = [sys.executable, "-m", "whet", *map(str, words), str(stopped)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for printed in process.stdout:  # the first steps were taken
+        if "step 2/" in printed:
+            process.send_signal(signal.SIGINT)
+            break
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 75, told
+    assert "--resume_from_checkpoint" in told
+    whet(*words, stopped, "--resume_from_checkpoint", "auto")
+    other = load_file(stopped / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
     capsys.readouterr()
     for changed, said in (("--max_seq_length 9", "max_seq_length: None -> 9"), ("--seed 4", "seed: 3 in")):
         whet(*words, resumed, "--resume_from_checkpoint", "auto", *changed.split(), code=78)
@@ -173,6 +191,24 @@ def test_embedding_model_predicts_and_searches(
     capsys.readouterr()
     whet("search", folder, "--corpus", file, "--query", queries[0], "--top_k", 1)
     assert found[0][0]["row"] in capsys.readouterr().out
+
+    repeated = write(tmp_path / "repeated.csv", {"body": [text for text in corpus for _ in range(3)]})
+    whet("search", folder, "--corpus", repeated, "--query", queries[0], "--top_k", 5, "--json")
+    said = json.loads(capsys.readouterr().out)
+    hits = said["results"][0]["hits"]
+    assert len({hit["text"] for hit in hits}) == 5
+    assert hits[0]["score"] == pytest.approx(found[0][0]["score"], abs=1e-5)
+    assert any("equal ones are found once" in one for one in said["warnings"])
+
+
+def test_a_classifier_is_not_taken_for_an_embedding_model(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(encoder_folder, tmp_path / "classifier")
+    AutoModelForSequenceClassification.from_pretrained(encoder_folder).save_pretrained(model)
+    data = write(tmp_path / "data.csv", {"body": texts(1)})
+    whet("search", model, "--corpus", data, "--query", "who?", code=78)
+    assert "the model has not learnt to embed" in capsys.readouterr().err
 
 
 RERANK: dict[str, tuple[dict[str, list[Any]], list[object], Any]] = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,12 @@ from whet.data.files.table import read_table
 from whet.errors import ConfigError, escape_controls
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
+from whet.log import logger
+from whet.models.loading import exported, heads
+from whet.models.loading.load import ModelSource, load_config
 from whet.own_loop.changes import changes
 from whet.tasks.embed.arguments import SearchArguments, require_package
+from whet.tasks.embed.folders import kind_of_folder
 from whet.tasks.embed.models import described, library, load, optimized, set_length
 from whet.tasks.embed.pairs import Texts, choose_columns, read_texts
 
@@ -25,6 +31,8 @@ _OF_OTHER_TASKS = ("base_model_name_or_path", "doc_stride", "window_pooling", "v
 """Options of `whet predict` that say how other models predict."""
 _CANDIDATES = 50
 """Texts that a reranker orders, found by their vectors."""
+_SOON = 4
+"""Batches that take no time worth a progress bar."""
 _ARRAY = ".npy"
 
 
@@ -33,7 +41,7 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     require_package()
     _require_honoured(asked)
     rows = _rows(asked, asked.text_pair_column_names)
-    corpus = None if asked.corpus_file is None else _corpus(Path(asked.corpus_file), asked)
+    corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
     if corpus is not None and rows.others is not None:
         raise ConfigError(
             what="text_pair_column_names does not go with corpus_file",
@@ -73,7 +81,7 @@ def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         rows = _rows(asked, second, first)
     else:
         rows = _rows(asked, None)
-    corpus = None if asked.corpus_file is None else _corpus(Path(asked.corpus_file), asked)
+    corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
     model = load("CrossEncoder", asked.model, "--model")
     set_length(model, asked.max_seq_length)
     optimized(model, asked.precision)
@@ -93,7 +101,7 @@ def run_search(asked: SearchArguments) -> int:
     log.set_up(logging.WARNING)
     require_package()
     queries = [one for one in asked.query if one.strip()]
-    corpus = read_texts(Path(asked.corpus), asked.text_column_names, None)
+    corpus = _once(read_texts(Path(asked.corpus), asked.text_column_names, None))
     model = _embedder(asked.model, None, "fp32")
     n_found = max(_CANDIDATES, asked.top_k) if asked.reranker else asked.top_k
     found = _found(model, queries, corpus.texts, n_found, asked.per_device_eval_batch_size)
@@ -115,10 +123,41 @@ def run_search(asked: SearchArguments) -> int:
     return 0
 
 
+def _once(corpus: Texts) -> Texts:
+    """Return the corpus with each text once, at its first place: a file of pairs repeats the better half of them."""
+    first: dict[str, int] = {}
+    for number, text in enumerate(corpus.texts):
+        first.setdefault(text, number)
+    if len(first) == len(corpus.texts):
+        return corpus
+    logger.warning(
+        "the corpus has %s, %d of them different: equal ones are found once, at their first place",
+        console.plural(len(corpus.texts), "text"), len(first),
+    )  # fmt: skip
+    return replace(corpus, texts=[*first], places=[corpus.places[number] for number in first.values()])
+
+
 def _embedder(name: str, length: int | None, precision: str) -> Any:
+    _require_no_head(name)
     model = load("SentenceTransformer", name, "--model")
     set_length(model, length)
     return optimized(model, precision)
+
+
+def _require_no_head(name: str) -> None:
+    """Raise ConfigError for a model trained for something else: its vectors say little, and look like any others."""
+    folder = Path(name)
+    if not folder.is_dir() or kind_of_folder(folder) is not None or exported.about_folder(name) is not None:
+        return
+    architectures = load_config(ModelSource(model=name, flag="--model")).architectures
+    head = heads.head_named(architectures)
+    if head is not None:
+        raise ConfigError(
+            what="the model has not learnt to embed",
+            got=f"{name}: {', '.join(architectures)}",
+            why="its vectors served its own head alone, and say little about what a text means",
+            fix="name a model that whet embed has trained, or a plain encoder",
+        )
 
 
 Hits = list[tuple[int, float]]
@@ -128,7 +167,8 @@ Hits = list[tuple[int, float]]
 def _found(model: Any, queries: Sequence[str], corpus: Sequence[str], top_k: int, batch: int) -> list[Hits]:
     """Return the texts nearest to each query, by the model's own similarity."""
     options = {"batch_size": batch, "convert_to_tensor": True, "show_progress_bar": False}
-    texts = model.encode_document([*corpus], **options)
+    shown = options | {"show_progress_bar": console.can_be_drawn_over(sys.stderr) and len(corpus) > _SOON * batch}
+    texts = model.encode_document([*corpus], **shown)
     hits = library("util").semantic_search(
         model.encode_query([*queries], **options), texts, top_k=top_k, score_function=model.similarity
     )
