@@ -126,7 +126,8 @@ def test_an_embedding_model_gives_its_vectors_everywhere(
     wanted = model.encode_document(answers)
     np.testing.assert_allclose(vectors_of(folder, file, tmp_path / "found.npy"), wanted, atol=CLOSE)
     lines = [{"text": answers}, {"text": questions[0], "prompt": "query"}, {"text": answers[0], "prompt": "nobody"}]
-    several, one, odd = served(folder, lines)
+    several, one, odd, alone = served(folder, [*lines, {"text": answers[0]}])
+    assert alone["vector"] == several["vectors"][0], "a vector does not depend on the texts next to it"
     np.testing.assert_allclose(several["vectors"], wanted, atol=CLOSE)
     np.testing.assert_allclose(one["vector"], model.encode_query(questions[0]), atol=CLOSE)
     assert "nobody" in odd["error"]
@@ -235,11 +236,20 @@ def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict
         answer = posted(port, {"text": "who built the bridge"})
         (line,) = served(folder, [{"text": "who built the bridge"}])
         assert answer == line
+        several = posted(port, {"text": ["a bridge of stone over the river", "who built the bridge", "no"]})
+        assert several["vectors"][1] == line["vector"], "int8 ranges are of one text"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as asked:
+            assert json.load(asked)["status"] == "ok"
         with pytest.raises(urllib.error.HTTPError, match="400"):
             posted(port, {"tekst": "who"})
+        second = [sys.executable, str(folder / "serve.py"), "--port", str(port)]
+        taken = subprocess.run(second, capture_output=True, text=True, check=False)
+        assert taken.returncode == 1
+        assert f"127.0.0.1:{port}: " in taken.stderr
+        assert "Traceback" not in taken.stderr
     finally:
-        server.terminate()
-        server.wait()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

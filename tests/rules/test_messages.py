@@ -34,6 +34,7 @@ _OF_PROGRAMS = {
     "Open MPI": {"bind-to"},
     "--no-deps": {"no-deps"},
     "--parallel": {"parallel"},
+    "serve.py": {"port"},
     "--build": {"build"},
     "json.tool": {"json-lines"},
 }

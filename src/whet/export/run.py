@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -166,12 +168,14 @@ def _published(output: Path) -> Iterator[Path]:
 
 def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> list[str]:
     """Fill the folder `export` of `work`; return the lines that say what was measured."""
+    _say("reads the model and the rows to check it with")
     subject = _subject(asked, task, work)
     rows, checked = subject.rows, subject.checked
     timed = rows.batches(checked, _SPEED_ROWS, asked.per_device_eval_batch_size)
     plain = partial(_outputs, subject)
     torch_s = check.rows_per_s(timed, plain)
 
+    _say("traces the graph")
     made = graph.traced(subject.module, rows.sample(checked), asked.to)
     folder = work / "export"
     _save(made, folder, output)
@@ -182,12 +186,14 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     outputs = compared(other=partial(_computed, compute))
     outputs.require_close(asked.max_difference)
     facts["outputs_fp32"] = asdict(outputs) | {"allowed": asked.max_difference}
+    _say(f"measures the metric{' of int8, and keeps layers in fp32 if it needs them' if asked.int8 else ''}")
     if asked.int8:
         about["precision"] = "int8"
         compute, metric, facts["int8"] = _in_int8(asked, subject, made, about, plain, folder, output)
         facts["outputs_int8"] = asdict(compared(other=partial(_computed, compute)))
     else:
         metric = subject.metric(compute, about)
+    _say("measures the speed")
     facts["speed"] = check.speed(timed, torch_s, partial(_computed, compute))
     facts["metric"] = metric
     facts["bytes"] = {"weights": _n_bytes(subject.folder, "*.safetensors"), "export": _graph_bytes(folder)}
@@ -195,6 +201,11 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     json_output.add(export=about | _measurements(facts))
     _write(folder, about, facts, subject, asked)
     return _lines(subject.name, about, facts, output)
+
+
+def _say(stage: str) -> None:
+    """Tell what the command does next: it takes a minute, and more for large models."""
+    print(f"whet: {stage}", file=sys.stderr, flush=True)
 
 
 def _in_int8(
@@ -300,8 +311,9 @@ def _write(
             "processor": cpu.model_name(),
         }
         output_files.write_json(path, manifest, indent=2, on_error="stop")
-        output_files.write_text(folder / "README.md", _card(asked, about, facts))
-        output_files.write_text(folder / "serve.py", _script(subject.script, asked.to))
+        script = _script(subject.script, asked.to)
+        output_files.write_text(folder / "README.md", _card(asked, about, facts, script))
+        output_files.write_text(folder / "serve.py", script)
 
 
 def _measurements(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -399,7 +411,7 @@ def _measured(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _card(asked: ExportArguments, about: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def _card(asked: ExportArguments, about: Mapping[str, Any], facts: Mapping[str, Any], script: str) -> str:
     """Return the model card: that of the trained model, if it has one, and a part about the export."""
     card = Path(asked.model) / "README.md"
     before = card.read_text("utf-8", errors="replace").rstrip() if card.is_file() else f"# {Path(asked.model).name}"
@@ -407,7 +419,14 @@ def _card(asked: ExportArguments, about: Mapping[str, Any], facts: Mapping[str, 
     notes = [f"- {note}" for note in facts["notes"]]
     title = f"## Export to {_TITLES[about['format']]}, {about['precision']}"
     text = (
-        f"Made by `whet export` {__version__}. All that was measured is in `export.json`. `serve.py` answers JSON "
-        f"lines without whet; `whet predict` and `transformers.exporters.ExportedModel` read the folder too."
+        f"Made by `whet export` {__version__}. All that was measured is in `export.json`. `serve.py` answers without "
+        f"whet; `whet predict` and `transformers.exporters.ExportedModel` read the folder too."
     )
-    return "\n".join([before, "", title, "", text, "", "| | |", "|---|---|", *table, "", *notes, ""]).rstrip() + "\n"
+    question = re.findall(r"echo ('.*?') \|", script)[0]
+    runtime = {"onnx": "onnxruntime", "openvino": "openvino"}[asked.to]
+    serving = [
+        "```bash", f"pip install {runtime} tokenizers", f"echo {question} | python serve.py",
+        "python serve.py --port 8000 &", f"curl -d {question} http://127.0.0.1:8000", "```",
+    ]  # fmt: skip
+    lines = [before, "", title, "", text, "", *serving, "", "| | |", "|---|---|", *table, "", *notes, ""]
+    return "\n".join(lines).rstrip() + "\n"

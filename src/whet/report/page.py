@@ -47,7 +47,9 @@ _LONGEST_HEAD, _LONGEST_TEXT, _LONGEST_ANSWER = 600, 6000, 600
 _MOST_LABELS = 150
 """Labels of the largest matrix that is drawn; with more, those that are confused most."""
 _MOST_PAIRS = 20
-_HEADLINES = ("accuracy", "f1", "exact_match", "exact", "f1_micro", "f1_macro", "pearson", "perplexity", "loss")
+_HEADLINES = ("accuracy", "f1", "exact_match", "exact", "f1_micro", "f1_macro", "pearson", "perplexity",
+              "cosine_ndcg@10", "ndcg@10", "cosine_mrr@10", "mrr@10", "spearman_cosine", "spearman", "cosine_accuracy",
+              "average_precision", "loss")  # fmt: skip
 """The metrics that are worth the largest letters, if a run has them."""
 
 
@@ -211,8 +213,13 @@ def _summary(run: Run) -> str:
 def _headlines(run: Run) -> list[dict[str, str]]:
     found = []
     for prefix in ("eval", "predict"):
-        names = [one for one in _HEADLINES if f"{prefix}_{one}" in run.metrics][:2]
-        found += [(f"{words_of(one)}, {SPLITS[prefix]}", number_text(run.metrics[f"{prefix}_{one}"])) for one in names]
+        for one in [one for one in _HEADLINES if f"{prefix}_{one}" in run.metrics][:2]:
+            value, before = (
+                run.metrics[f"{prefix}_{one}"],
+                run.metrics.get(f"start_{one}") if prefix == "eval" else None,
+            )
+            text = number_text(value) + ("" if before is None else f", {number_text(before)} before")
+            found.append((f"{words_of(one)}, {SPLITS[prefix]}", text))
     for one in run.examples:
         if one.n_wrong is not None:
             of = "" if one.n_judged is None else f" of {one.n_judged:,}"

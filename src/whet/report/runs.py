@@ -26,7 +26,7 @@ WORST = 500
 STATE, RESULTS = "trainer_state.json", "all_results.json"
 ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
 """Prefix of a split's metrics -> the file of its worst examples."""
-SPLITS = {"eval": "validation", "predict": "test", "train": "training"}
+SPLITS = {"eval": "validation", "start": "validation before training", "predict": "test", "train": "training"}
 """Prefix of a split's metrics -> the words for the split."""
 TIMES = {"data": "data", "forward_backward": "forward and backward", "update": "update of the weights",
          "evaluation": "evaluation", "saving": "saving"}  # fmt: skip
@@ -276,6 +276,8 @@ def _read_examples(run: Run) -> None:
         if not _is_file(path):
             if prefix == "eval":
                 how = "--do_eval writes it; for a trained model, --model_name_or_path OUT --do_eval without --do_train"
+                if any(metric.startswith("eval_") for metric in run.metrics):
+                    how = "the evaluation of this task writes none"
                 run.lacks.append(("the examples that the model gets wrong", f"there is no {name}: {how}"))
             continue
         run.read_from.append(name)
