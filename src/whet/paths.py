@@ -1,4 +1,4 @@
-"""whet's folder in the user's cache, UTF-8 names of folders for libraries, and modes of files that libraries write."""
+"""whet's folder in the user's cache, and UTF-8 names of folders for libraries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from whet import system
 
 
 def default_cache_dir() -> Path | None:
@@ -47,34 +49,8 @@ def utf8_name(folder: Path) -> Iterator[Path]:
     if _is_utf8(folder):
         yield folder
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
-
-def follow_umask(file: Path) -> None:
-    """Give a file the mode of new files of this process; safetensors writes files that only their owner can read.
-
-    File systems without modes are left unchanged.
-    """
-    with suppress(OSError):
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            os.fchmod(descriptor, 0o666 & ~_umask())
-        finally:
-            os.close(descriptor)
-
-
-def _umask() -> int:
-    status = Path("/proc/self/status")
-    with suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in status.read_text("ascii", "replace").splitlines() if line.startswith("Umask:"))
-        return int(line.split()[1], 8)
-    before = os.umask(0o077)  # it can be read only by setting it
-    os.umask(before)
-    return before
+    with system.numbered_folder(folder) as name:
+        yield name
 
 
 def _is_utf8(folder: Path) -> bool:

@@ -174,6 +174,7 @@ _RUN = {
     "dry_run_has_a_training": ({"dry_run": True}, {"do_eval": True}),
     "auto_trains": ({"auto": True}, {"do_eval": True}),
     "one_choice_of_rows": ({"auto": True}, {"do_train": True, "auto_find_batch_size": True}),
+    "auto_needs_linux": ({"auto": True}, {"do_train": True}),
     "auto_starts_the_ranks": ({"auto": True}, {"do_train": True}),
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
@@ -182,6 +183,7 @@ _RUN = {
     ),
 }
 _OF_RANKS = {"auto_starts_the_ranks"}
+_OF_OTHER_SYSTEMS = {"auto_needs_linux"}
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),
     *((TrainingArguments, {}, rule, _SHARING) for rule in SHARING_RULES),
@@ -219,8 +221,10 @@ def test_broken_rule_has_four_parts_and_names_a_flag(
 
 
 @pytest.mark.parametrize("rule", [*JOB_RUN_RULES, best_metric_among(TASK.metrics)], ids=lambda rule: rule.__name__)
-def test_broken_rule_between_task_and_training_has_four_parts(rule: Any) -> None:
+def test_broken_rule_between_task_and_training_has_four_parts(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     qa, args = _RUN[rule.__name__]
+    if rule.__name__ in _OF_OTHER_SYSTEMS:
+        monkeypatch.setattr("sys.platform", "win32")
     with checked_for(Elsewhere(n_ranks=2, has_deepspeed=False)) if rule.__name__ in _OF_RANKS else nullcontext():
         _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
     assert rule(draft(QaArguments, _GOOD_QA), draft(TrainingArguments, {"do_train": True, "do_eval": True})) is None

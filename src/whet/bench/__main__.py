@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from whet import __version__, log
+from whet import __version__, log, system
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, WhetError
@@ -23,9 +22,6 @@ from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import Split, cut, read_split
-
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 
 
 class StepClock:
@@ -103,13 +99,9 @@ def _engine(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Spl
 
 
 def _forget_peak() -> tuple[int, bool]:
-    """Return the memory held now, and whether the peak so far, which reading the data may have set, could be reset.
-
-    Writing 5 to clear_refs resets Linux's VmHWM to the memory held now (proc(5)).
-    """
+    """Return the memory held now, and whether the peak so far, which reading the data may have set, could be reset."""
     before = memory.peak_bytes()
-    with contextlib.suppress(OSError):
-        _CLEAR_REFS.write_text(_RESET_PEAK, "ascii")
+    system.forget_peak()
     held, after = memory.resident_bytes() or 0, memory.peak_bytes()
     # A peak close to the memory held now does not hide the peak of the run.
     exact = before is not None and after is not None and after - held < 32 * 2**20

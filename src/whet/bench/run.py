@@ -242,8 +242,8 @@ def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
     """Return how a process without a result ended."""
     if done.returncode < 0:
-        why = " (out of memory?)" if -done.returncode == signal.SIGKILL else ""
-        return f"ended by {signal.Signals(-done.returncode).name}{why}"
+        name = signal.Signals(-done.returncode).name
+        return f"ended by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
     last = [line for line in done.stderr.splitlines() if line.strip()]
     return hide_secrets(f"ended with exit code {done.returncode}: {last[-1] if last else 'no message'}")
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from whet.paths import follow_umask
+from whet.system import follow_umask
 
 _COLUMN_PREFIX = "token."
 _ROW_PREFIX = "row."

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import re
 import socket
 import sys
@@ -161,7 +162,7 @@ def choose_interface(place: Place, address: Address, environment: MutableMapping
             have = ", ".join(f"{name} ({ip})" for ip, name in own.items()) or "none but loopback"
             raise _unclear(
                 place, f"{_GLOO} names a network interface that this machine does not have",
-                f"{','.join(missing)}; {os.uname().nodename} has {have}",
+                f"{','.join(missing)}; {platform.node()} has {have}",
             )  # fmt: skip
         return
     name = _LOOPBACK if place.one_machine else _leading_to(place, address, own)
@@ -182,7 +183,7 @@ def _leading_to(place: Place, address: Address, own: Mapping[str, str]) -> str:
         return others[0]
     raise _unclear(
         place, "it is not known which network interface leads to the other ranks",
-        f"MASTER_ADDR={address.host} is {', '.join(found)} on {os.uname().nodename}, which has "
+        f"MASTER_ADDR={address.host} is {', '.join(found)} on {platform.node()}, which has "
         f"{', '.join(others) or 'no interface but loopback'}",
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from whet import system
 from whet.config.ranks import Place
 from whet.console import plural
 from whet.hardware import cpu, topology
@@ -40,7 +41,7 @@ def use_cores(place: Place, environment: MutableMapping[str, str] = os.environ) 
     A worker with several CPUs, or with an OMP_NUM_THREADS of the user's own, keeps that number of threads.
     """
     assigned = _assigned(place)
-    if assigned is None or environment.get(_THREADS) != str(max(int(assigned.worker), 1)):
+    if assigned is None or not system.binds() or environment.get(_THREADS) != str(max(int(assigned.worker), 1)):
         return None
     if assigned.elsewhere > 0:
         return _shared(place, assigned)
@@ -48,7 +49,7 @@ def use_cores(place: Place, environment: MutableMapping[str, str] = os.environ) 
     if share is None:
         return None
     n_threads = share.n_threads if assigned.worker <= 1 else min(int(assigned.worker), share.n_threads)
-    os.sched_setaffinity(0, share.cpus)
+    system.bind(share.cpus)
     torch.set_num_threads(n_threads)
     environment[_THREADS] = str(n_threads)
     return (

@@ -703,7 +703,8 @@ def _machine(machine: Machine) -> Iterator[Row]:
     yield "processor", machine.processor
     yield "cores", f"{machine.usable_cores} for this process ({machine.usable_cpus} CPUs{quota}{nodes}{load})"
     lacks = f"; lacks {', '.join(machine.lacking)}" if machine.lacking else ""
-    yield "instructions", f"{', '.join(machine.instruction_sets) or 'none that training uses'}{lacks}"
+    if machine.instruction_sets or machine.lacking:
+        yield "instructions", f"{', '.join(machine.instruction_sets) or 'none that training uses'}{lacks}"
     yield "memory", _memory(machine)
     yield "disk", f"{_size(machine.disk_free_bytes)} free in {machine.folder}"
     if machine.nvidia_gpus:

@@ -19,10 +19,8 @@ import json
 import math
 import mmap
 import os
-import resource
 import select
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,10 +30,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from whet import console
+from whet import console, system
 from whet.data.store import RowStore
 from whet.hardware import memory, trim
-from whet.hardware.process import end_with, go_first
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
 from whet.watch import printing, stop
@@ -168,7 +165,6 @@ def _why_not(engine: Engine, micro_rows: int) -> str | None:
 
     args = engine.args
     reasons = {
-        "a fork that ends with its parent is Linux's": not sys.platform.startswith("linux"),
         "several ranks train together": engine.sync.n_ranks > 1,
         "it runs on a GPU": engine.device.type != "cpu",
         "the rows do not say how long they are": not isinstance(engine.spec.train_dataset, RowStore),
@@ -178,7 +174,7 @@ def _why_not(engine: Engine, micro_rows: int) -> str | None:
         "a profiler runs": args.profile,
         "the micro-batch is not the one that was asked for": micro_rows != args.per_device_train_batch_size,
     }
-    return next((why for why, holds in reasons.items() if holds), None) or trim.why_not()
+    return system.why_no_fork() or next((why for why, holds in reasons.items() if holds), None) or trim.why_not()
 
 
 @dataclass(frozen=True)
@@ -265,9 +261,7 @@ def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, Any
 def _limit_memory() -> None:
     """Let this process allocate so much more than it holds, with the addresses of a rehearsal, which are no memory."""
     if (size := memory.data_bytes()) is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = size + _MOST_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+        system.set_soft_limit("DATA", size + _MOST_BYTES)
 
 
 class _Child:
@@ -278,14 +272,14 @@ class _Child:
         values = list(values)
         self._until_s = time.perf_counter() + _PATIENCE_S
         self._text = b""
-        parent = os.getpid()
-        os.close(os.pidfd_open(parent))  # which Linux has since 5.3
+        ends_with_this = system.ending_with(os.getpid())
+        os.close(os.pidfd_open(os.getpid()))  # which Linux has since 5.3
         self._reads, writes = os.pipe()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)  # no handler of the training runs in the child
         try:
             self._pid = _fork()
             if not self._pid:
-                _answer(compute, values, writes, parent)
+                _answer(compute, values, writes, ends_with_this)
             self._handle = os.pidfd_open(self._pid)  # which means this process, even if others get its number
         except OSError:
             os.close(self._reads)
@@ -344,10 +338,12 @@ def _fork() -> int:
             del os.environ[variable]
 
 
-def _answer(compute: Callable[[], Mapping[str, Any]], values: list[Tensor], writes: int, parent: int) -> NoReturn:
+def _answer(
+    compute: Callable[[], Mapping[str, Any]], values: list[Tensor], writes: int, ends_with_parent: Callable[[], bool]
+) -> NoReturn:
     """Write the answer as JSON, and end this process."""
     try:
-        _leave_the_training(writes, parent)
+        _leave_the_training(writes, ends_with_parent)
         _give_back(values)
         os.write(_PIPE, b"\n")
         os.nice(_LOWEST_PRIORITY)
@@ -360,9 +356,9 @@ def _answer(compute: Callable[[], Mapping[str, Any]], values: list[Tensor], writ
         os._exit(0)
 
 
-def _leave_the_training(writes: int, parent: int) -> None:
+def _leave_the_training(writes: int, ends_with_parent: Callable[[], bool]) -> None:
     """Keep nothing in common with the training but its memory and the pipe."""
-    if not end_with(parent):
+    if not ends_with_parent():
         os._exit(0)
     stop.ignore()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -371,8 +367,8 @@ def _leave_the_training(writes: int, parent: int) -> None:
     os.dup2(writes, _PIPE, inheritable=False)
     os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
     gc.disable()
-    go_first()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    system.go_first()
+    system.dump_no_core()
 
 
 _PIPE = 3

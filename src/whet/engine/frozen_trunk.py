@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from whet import system
 from whet.data.batch import Batch
 from whet.data.store import RowStore
 from whet.engine.own_losses import SmoothedLoss
@@ -218,7 +218,7 @@ def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             if free_bytes(folder) < size:
                 raise OSError("too few free bytes")
-            os.posix_fallocate(file.fileno(), 0, size)
+            system.fill(file.fileno(), size)
             numbers = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
     except OSError as error:
         raise StorageError(

@@ -35,8 +35,8 @@ from whet.jobs.task import Task
 from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter, trained_head
 from whet.store import find
-from whet.store.manifest import fsync
 from whet.store.write import Renames
+from whet.system import fsync
 from whet.version import __version__
 from whet.watch import files as output_files
 from whet.watch import lock

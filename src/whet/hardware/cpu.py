@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Collection
 from pathlib import Path
 
+from whet import system
 from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
 INSTRUCTION_SETS: dict[str, str] = {
@@ -29,14 +29,14 @@ X86_ONLY = 7
 
 def usable_cpus() -> frozenset[int]:
     """Return the numbers of the logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return system.usable_cpus()
 
 
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
     """Return the number of physical cores of these logical CPUs; hyper-threads of one core count once."""
     topology = root / "sys/devices/system/cpu"
+    if root == ROOT and not topology.exists() and (known := system.physical_cores()) is not None:
+        return min(known, len(cpus))
     siblings = {cpu: read_words(topology / f"cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     return len({words[0] if words else str(cpu) for cpu, words in siblings.items()})
 
@@ -89,8 +89,13 @@ def features(root: Path = ROOT) -> frozenset[str]:
 
 
 def instruction_sets(root: Path = ROOT) -> tuple[list[str], list[str]]:
-    """Return the instruction sets that speed up training: those that this processor has, and those that it lacks."""
+    """Return the instruction sets that speed up training: those that this processor has, and those that it lacks.
+
+    None of either if the system does not report them.
+    """
     has = features(root)
+    if not has:
+        return [], []
     of_x86 = list(INSTRUCTION_SETS)[:X86_ONLY]
     of_its_kind = list(INSTRUCTION_SETS)[X86_ONLY:] if "asimd" in has else of_x86
     names = [(flag in has, INSTRUCTION_SETS[flag]) for flag in of_its_kind]
@@ -99,10 +104,7 @@ def instruction_sets(root: Path = ROOT) -> tuple[list[str], list[str]]:
 
 def load() -> float | None:
     """Return how many threads of the machine wanted to run, on average over the last minute; None if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return None
+    return system.load()
 
 
 def running_threads(root: Path = ROOT) -> int | None:

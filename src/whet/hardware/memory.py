@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
-import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whet import system
 from whet.errors import WhetError
 from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
@@ -50,12 +49,7 @@ def limit_bytes(root: Path = ROOT) -> int | None:
 def machine_bytes(root: Path = ROOT) -> int | None:
     """Return the machine's memory, None if unknown."""
     found = _kilobytes(root / "proc/meminfo", "MemTotal")
-    if found is not None:
-        return found
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+    return found if found is not None else system.machine_bytes()
 
 
 def cgroup_bytes(root: Path = ROOT) -> int | None:
@@ -66,7 +60,7 @@ def cgroup_bytes(root: Path = ROOT) -> int | None:
 def available_bytes(root: Path = ROOT) -> int | None:
     """Return what can be allocated now without swapping and within each cgroup's limit."""
     free = [limit.left_bytes for folder in limited_cgroups(root) if (limit := cgroup_memory_limit(folder)) is not None]
-    on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
+    on_machine = _here(root, _kilobytes(root / "proc/meminfo", "MemAvailable"), system.available_bytes)
     known = [*free, *([] if on_machine is None else [on_machine])]
     return max(min(known), 0) if known else None
 
@@ -96,14 +90,12 @@ def free_bytes(
 
 def address_space_bytes() -> int | None:
     """Return the limit on this process's address space (`ulimit -v`), None if there is none."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
+    return system.soft_limit("AS")
 
 
 def lift_address_limit() -> None:
     """Raise the limit on this process's address space as far as it may: to the hard limit, which `ulimit -S` leaves."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    system.set_soft_limit("AS", None)
 
 
 def unheld_bytes(root: Path = ROOT) -> int:
@@ -152,8 +144,8 @@ def thread_limits(root: Path = ROOT) -> dict[str, int]:
 
     A limit that is not set is left out.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    of_user = {} if soft == resource.RLIM_INFINITY else {"ulimit -u": soft}
+    soft = system.soft_limit("NPROC")
+    of_user = {} if soft is None else {"ulimit -u": soft}
     of_group = [most for folder in folders("pids", root) if (most := _number(folder / "pids.max")) is not None]
     return of_user | ({"pids.max of the cgroup": min(of_group)} if of_group else {})
 
@@ -178,7 +170,7 @@ def _no_thread(got: str) -> WhetError:
 
 def resident_bytes(root: Path = ROOT) -> int | None:
     """Return the memory that this process holds now, None if unknown."""
-    return _kilobytes(root / "proc/self/status", "VmRSS")
+    return _here(root, _kilobytes(root / "proc/self/status", "VmRSS"), system.resident_bytes)
 
 
 def anonymous_bytes(root: Path = ROOT) -> int | None:
@@ -198,7 +190,7 @@ def mapped_bytes(root: Path = ROOT) -> int | None:
 
 def peak_bytes(root: Path = ROOT) -> int | None:
     """Return the peak memory of this process so far, None if unknown."""
-    return _kilobytes(root / "proc/self/status", "VmHWM")
+    return _here(root, _kilobytes(root / "proc/self/status", "VmHWM"), system.peak_bytes)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
@@ -242,7 +234,8 @@ _NO_LIMIT = 1 << 60
 def _machine_memory_limit(root: Path) -> MemoryLimit | None:
     """Return the machine's memory; free swap space counts as free."""
     path = root / "proc/meminfo"
-    total, available = _kilobytes(path, "MemTotal"), _kilobytes(path, "MemAvailable")
+    total = _here(root, _kilobytes(path, "MemTotal"), system.machine_bytes)
+    available = _here(root, _kilobytes(path, "MemAvailable"), system.available_bytes)
     if total is None or available is None:
         return None
     return MemoryLimit(total - available - (_kilobytes(path, "SwapFree") or 0), total, "this machine")
@@ -274,3 +267,8 @@ def _number(path: Path) -> int | None:
 def _kilobytes(path: Path, name: str) -> int | None:
     found = [line.split() for line in read_lines(path) if line.startswith(f"{name}:")]
     return int(found[0][1]) * 1024 if found else None
+
+
+def _here(root: Path, read: int | None, ask: Callable[[], int | None]) -> int | None:
+    """Return what was read; if nothing was, because this system has no /proc, what it says when it is asked."""
+    return ask() if read is None and root == ROOT else read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import fcntl
 import ipaddress
 import socket
 import struct
@@ -11,6 +10,8 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from whet import system
 
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40
@@ -20,7 +21,7 @@ _RESOLVE_S = 4.0
 
 def addresses() -> dict[str, str]:
     """Return the addresses of this machine -> the name of their interface, without loopback and link-local ones."""
-    found = {**_ipv4(), **_ipv6()}
+    found = {**_ipv4(), **_ipv6()} if system.is_linux() else system.addresses_of_interfaces()
     return {text: name for text, name in found.items() if leads_out(text)}
 
 
@@ -74,7 +75,7 @@ def _ipv4() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         buffer = array.array("B", bytes(_IFREQ_BYTES * _MOST_INTERFACES))
         asked = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-        n_bytes = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, asked))[0]
+        n_bytes = struct.unpack("iP", system.ioctl(probe.fileno(), _SIOCGIFCONF, asked))[0]
     raw = buffer.tobytes()
     parts = [raw[start : start + _IFREQ_BYTES] for start in range(0, n_bytes, _IFREQ_BYTES)]
     # an address beyond the first of an interface may have a label such as eth0:1

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from whet import system
+
 _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _MAPS = Path("/proc/self/maps")
 
 
 def why_not() -> str | None:
     """Return why this process cannot return freed memory; None if it can, because its allocator is glibc's."""
-    if not sys.platform.startswith("linux"):
+    if not system.is_linux():
         return f"{sys.platform} has no call for it; Linux with glibc has one"
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):
         return "this system's C library has no malloc_trim; glibc has it"

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from whet import console, json_output
+from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import Elsewhere, checked_for
@@ -545,7 +545,7 @@ def _begin(choice: Choice, words: Sequence[str]) -> None:
     """Give this process the threads and cores of the choice, or begin another one in its place."""
     found = choice.candidate
     if found.cpus:
-        os.sched_setaffinity(0, found.cpus)
+        system.bind(found.cpus)
     if not found.needs_other_process:
         if found.threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(found.threads)

@@ -10,10 +10,11 @@ from typing import Any
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
-from whet.config.ranks import here
+from whet.config.ranks import elsewhere, here
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
 from whet.errors import MASK, Problem
 from whet.jobs.splits import SPLITS
+from whet.system import is_linux
 
 
 def has_data(job: Any) -> Problem | None:
@@ -294,6 +295,14 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         ("auto_find_batch_size",),
         why="both choose the rows of a micro-batch, and auto knows which fit",
         fix="leave --auto_find_batch_size out",
+    ),
+    broken_if(
+        "auto_needs_linux",
+        ("auto",),
+        lambda job, _: job.auto and elsewhere() is None and not is_linux(),
+        what="auto chooses on Linux",
+        why="it binds its trials to cores, and ends them, through calls of the Linux kernel",
+        fix="leave --auto out",
     ),
     broken_if(
         "auto_starts_the_ranks",

@@ -22,13 +22,13 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from whet import system
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import place_or_alone
 from whet.config.settings import draft
 from whet.errors import WhetError
 from whet.hardware import memory
-from whet.hardware.process import end_with, go_first
 from whet.jobs.task import Task
 from whet.launch.start import choose_libraries
 from whet.launch.words import without_secrets
@@ -54,9 +54,9 @@ def ordered() -> Mapping[str, Any] | None:
 
 def serve(order: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> int:
     """Forecast candidates, or take steps as one of them, and answer at the socket; return the exit code."""
-    if place_or_alone().n_ranks == 1 and not end_with(order["parent"]):
+    if place_or_alone().n_ranks == 1 and not system.ending_with(order["parent"])():
         return 0
-    go_first()  # rather a trial than the process that started it
+    system.go_first()  # rather a trial than the process that started it
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(order["at"])
         with end.makefile("rw", encoding="utf-8") as line:
@@ -157,7 +157,7 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
 
     candidate = Candidate.from_json(order["candidate"])
     if candidate.cpus:
-        os.sched_setaffinity(0, candidate.cpus)
+        system.bind(candidate.cpus)
     args = drafted(args, **candidate.settings, **order["settings"], **_OFF, output_dir=order["folder"])
     engine = task.begin(job, args, {"train": task.examples(job, "train")}).engine
     engine.events.callbacks.clear()
@@ -326,8 +326,7 @@ class Process:
             self._process.terminate()  # a launcher stops its ranks, which are in sessions of their own
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDS_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        system.kill_apart(self._process)
         self._process.wait()
 
 

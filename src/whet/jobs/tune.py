@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -28,14 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whet import console, json_output
+from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import without
 from whet.config.fields import UPLOAD
 from whet.config.secrets import hidden
 from whet.config.settings import options_of, printable
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
-from whet.hardware.process import end_with
 from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Task
@@ -278,12 +275,9 @@ class _Search:
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "whet", *self._words, *_flags(values), "--output_dir", str(folder)]
         follower = record.Follower(folder)
-        began_s, parent, errors = time.perf_counter(), os.getpid(), self._folder / f".trial-{trial.number}.err"
+        began_s, errors = time.perf_counter(), self._folder / f".trial-{trial.number}.err"
         with errors.open("wb") as file:
-            child = subprocess.Popen(  # noqa: S603 - whet itself
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True,
-                preexec_fn=lambda: end_with(parent) or os._exit(1),
-            )  # fmt: skip
+            child = system.start_apart(command, file)
         state, why = "complete", ""
         try:
             while child.poll() is None:
@@ -525,8 +519,7 @@ def _forecast_s(task: str, words: Sequence[str]) -> float | None:
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """End the training and all that it has started."""
     if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        system.kill_apart(child)
     child.wait()
 
 

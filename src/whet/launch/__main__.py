@@ -22,7 +22,7 @@ from whet.errors import EXIT_OTHER, ConfigError, WhetError
 from whet.launch import elastic, run
 from whet.launch.arguments import HostsArguments, LaunchArguments
 from whet.launch.over_ssh import BEAT, MARK, Orders
-from whet.launch.rank import NO_RESTART, STOP_S
+from whet.launch.rank import STOP_S, no_restart
 
 _LONGEST_LINE = 1 << 24
 
@@ -76,7 +76,7 @@ def _obey(given: int, silence_s: float) -> None:
     while select.select([given], [], [], silence_s)[0] and (data := os.read(given, 1)):
         if data != BEAT:
             os.kill(os.getpid(), data[0])
-    os.kill(os.getpid(), NO_RESTART)
+    os.kill(os.getpid(), no_restart())
     time.sleep(STOP_S + 2)
     os.kill(os.getpid(), signal.SIGKILL)  # the processes around the ranks notice, and stop them
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 from whet.errors import EXIT_IO, EXIT_OK, ConfigError, OutputError, WhetError
 from whet.hardware import network
 from whet.launch import rank
-from whet.launch.rank import NO_RESTART, Ended, Start
+from whet.launch.rank import Ended, Start
 from whet.launch.words import without_secrets
 
 _SAME_S = 1.0
@@ -249,7 +250,7 @@ def _all_came(store: Any, meeting: Meeting, port: int, asked: _Asked) -> bool:
     if meeting.n_nodes == 1:
         return True
     keys = [f"whet/node/{number}" for number in range(meeting.n_nodes)]
-    own = f"{os.uname().nodename} {secrets.token_hex(8)}"
+    own = f"{platform.node()} {secrets.token_hex(8)}"
     if (there := store.compare_set(keys[meeting.node_rank], "", own).decode()) != own:
         raise ConfigError(
             what=f"node {meeting.node_rank} has joined already",
@@ -317,7 +318,7 @@ def _signals(folder: Path) -> Iterator[_Asked]:
         if interrupts is not None:
             interrupts()
 
-    with rank.handled({**dict.fromkeys(rank.ENDING, note), NO_RESTART: end}):
+    with rank.handled({**dict.fromkeys(rank.ENDING, note), rank.no_restart(): end}):
         yield asked
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -622,12 +623,12 @@ def is_this_machine(host: str, ssh_command: str) -> bool:
     """
     if "@" in host:
         return False
-    if host in (*_LOCAL_NAMES, os.uname().nodename) and Path((shlex.split(ssh_command) or ["ssh"])[0]).name != "ssh":
+    if host in (*_LOCAL_NAMES, platform.node()) and Path((shlex.split(ssh_command) or ["ssh"])[0]).name != "ssh":
         return True
     name, port = _as_ssh_sees_it(host, ssh_command)
     if port != _SSH_PORT:
         return False
-    return name in (*_LOCAL_NAMES, os.uname().nodename) or _is_own_address(name) or _names_this_machine(name)
+    return name in (*_LOCAL_NAMES, platform.node()) or _is_own_address(name) or _names_this_machine(name)
 
 
 def problem(host: str, code: int | None, said: Sequence[str]) -> Problem:
@@ -654,7 +655,7 @@ def _as_ssh_sees_it(host: str, ssh_command: str) -> tuple[str, str]:
 
 def _names_this_machine(name: str) -> bool:
     """Return whether a name is this machine's own with or without its domain, and leads nowhere else."""
-    given, own = name.lower().rstrip("."), os.uname().nodename.lower()
+    given, own = name.lower().rstrip("."), platform.node().lower()
     if not (given.startswith(f"{own}.") or own.startswith(f"{given}.")):
         return False
     found, _ = network.resolve(name, _RESOLVES_S)

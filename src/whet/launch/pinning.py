@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+from whet import system
 from whet.config.ranks import Place
 from whet.console import plural
 from whet.hardware import cpu, topology
@@ -24,7 +25,7 @@ def widened(place: Place, environment: MutableMapping[str, str]) -> str | None:
     A rank whose OMP_NUM_THREADS fits on its cores stays where it is. To be called before torch is imported, because its
     threads inherit the binding.
     """
-    if place.n_ranks == 1 or place.launcher not in _BINDS:
+    if place.n_ranks == 1 or place.launcher not in _BINDS or not system.binds():
         return None
     before = cpu.usable_cpus()
     n_own, asked = len(topology.read(cpus=before).within(before).cores), environment.get(_THREADS, "")
@@ -33,9 +34,9 @@ def widened(place: Place, environment: MutableMapping[str, str]) -> str | None:
         return None
     share = _share(place)
     if share is None or len(share.cores) < (n_threads or 2 * n_own) or any(environment.get(one) for one in _SCHEDULERS):
-        os.sched_setaffinity(0, before)
+        system.bind(before)
         return _too_narrow(place, n_own, n_threads)
-    os.sched_setaffinity(0, share.cpus)
+    system.bind(share.cpus)
     environment.setdefault(_THREADS, str(share.n_threads))
     now = f"CPUs {ranges(share.cpus)} with {plural(int(environment[_THREADS]), 'thread')}"
     return (
@@ -46,7 +47,7 @@ def widened(place: Place, environment: MutableMapping[str, str]) -> str | None:
 
 def _share(place: Place) -> RankPlan | None:
     """Return this rank's part of all cores that the cgroup allows, to which it is bound by this; None if too few."""
-    os.sched_setaffinity(0, range(8 * os.sysconf("SC_NPROCESSORS_CONF")))  # the kernel leaves out what is not allowed
+    system.bind(range(8 * os.sysconf("SC_NPROCESSORS_CONF")))  # the kernel leaves out what is not allowed
     allowed = cpu.usable_cpus()
     cores = topology.read(cpus=allowed).within(allowed)
     if len(cores.cores) < place.n_local or not 0 <= place.local_rank < place.n_local:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import select
 import shutil
 import signal
@@ -26,7 +27,8 @@ from typing import Any
 
 from whet import console
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED
-from whet.hardware.process import end_with
+from whet.system import bind as bind_to
+from whet.system import ending_with, signals
 
 STOP_S = 4.0
 """Seconds that a rank has to end by itself when another one failed or the launcher is gone."""
@@ -34,10 +36,8 @@ SAVE_S = 600.0
 """Seconds that ranks have to save a checkpoint after the user's signal, or after one of them has saved one."""
 NOT_STARTED_AGAIN = (EXIT_STOPPED_AND_SAVED, EXIT_BAD_CONFIG)
 """Exit codes after which another start would end the same way, or is not wanted."""
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDING = signals("SIGTERM", "SIGINT", "SIGHUP")
 """Signals that ask the launcher to end."""
-NO_RESTART = signal.SIGUSR1
-"""What the launcher gets when the ranks are not to be started again."""
 _SPEC, _ASKED = "start.json", "asked"
 _PLACE = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
@@ -100,6 +100,11 @@ class Ended:
     """Whether nobody had asked it to end."""
     log: str
     """The file with its output; "" if that was the launcher's own."""
+
+
+def no_restart() -> signal.Signals:
+    """Return what the launcher gets when the ranks are not to be started again."""
+    return signal.SIGUSR1
 
 
 def ask(folder: Path, number: signal.Signals) -> None:
@@ -196,13 +201,13 @@ def main(folder: Path, environment: Mapping[str, str] = os.environ) -> int:
 def bind(own: RankStart) -> None:
     """Bind this process, and what it starts, to the CPUs of a rank and, if possible, to the memory of its node."""
     if own.cpus:
-        os.sched_setaffinity(0, own.cpus)
+        bind_to(own.cpus)
     prefer_memory_of(own.nodes)
 
 
 def prefer_memory_of(nodes: Sequence[int]) -> bool:
     """Have the memory of this process and its children come from one NUMA node; return whether the kernel allows it."""
-    call = _SET_MEMPOLICY.get(os.uname().machine)
+    call = _SET_MEMPOLICY.get(platform.machine())
     if len(nodes) != 1 or call is None:
         return False
     mask = (ctypes.c_ulong * (nodes[0] // 64 + 1))()
@@ -285,10 +290,10 @@ def _environment(own: RankStart, environment: Mapping[str, str]) -> dict[str, st
 
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the rank in a session of its own, so that a signal to the group reaches all that it starts."""
-    parent = os.getpid()
+    ends_with_this = ending_with(os.getpid())
 
     def before_exec() -> None:
-        if not end_with(parent):  # if this process is killed, nobody else would stop the rank
+        if not ends_with_this():  # if this process is killed, nobody else would stop the rank
             os._exit(1)
 
     return subprocess.Popen(  # noqa: S603 (the command of the user)
@@ -356,7 +361,7 @@ def _end(start: Start, folder: Path, ended: Ended, attempt: int, stops: list[int
     if os.getppid() != start.launcher:
         shutil.rmtree(folder, ignore_errors=True)
     elif not stops and (ended.code in NOT_STARTED_AGAIN or by_user):
-        os.kill(start.launcher, NO_RESTART)
+        os.kill(start.launcher, no_restart())
     return ended.code
 
 

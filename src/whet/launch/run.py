@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from whet import json_output
+from whet import json_output, system
 from whet.config.secrets import hidden
-from whet.errors import EXIT_OK, ConfigError
+from whet.errors import EXIT_OK
 from whet.hardware import cpu, network, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.hardware.topology import Topology
@@ -74,7 +75,11 @@ def require_startable(
     asked: LaunchArguments, several: HostsArguments, commands: Collection[str], ranked: Collection[str]
 ) -> None:
     """Raise ConfigError for what cannot be launched on any machine."""
-    _require_linux()
+    system.require_linux(
+        "whet launch runs on Linux",
+        why="it binds processes to cores through calls of the Linux kernel",
+        fix="run the command without the launcher",
+    )
     require_restartable(asked.command, commands, asked.max_restarts)
     if _runs_alone(asked, commands, ranked) and (several.several or asked.nproc_per_node not in ("auto", "1")):
         raise runs_alone(asked.command[0], ranked)
@@ -115,7 +120,7 @@ def planned(
 def show(plan: Plan) -> None:
     """Print the plan."""
     quota, cores = cpu.quota_cores(), plan.topology.cores
-    for line in picture.drawn(os.uname().nodename, plan.topology, plan.ranks, plan.first_rank):
+    for line in picture.drawn(platform.node(), plan.topology, plan.ranks, plan.first_rank):
         print(line, file=sys.stderr)
     if quota is not None and quota < len(cores):
         rank.say(f"  a cgroup grants {quota:g} of these cores: threads are fewer, and not bound to single cores")
@@ -171,13 +176,3 @@ def _starts(plan: Plan) -> list[RankStart]:
             rank.say(f"  {note}")
         found.append(RankStart(one.cpus, one.nodes, variables))
     return found
-
-
-def _require_linux() -> None:
-    if not sys.platform.startswith("linux"):
-        raise ConfigError(
-            what="whet launch runs on Linux",
-            got=sys.platform,
-            why="it binds processes to cores through calls of the Linux kernel",
-            fix="run the command without the launcher",
-        )

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from whet import system
 from whet.errors import ConfigError
 from whet.hardware import cpu
 from whet.paths import NO_CACHE, default_cache_dir, keep_newest
@@ -600,7 +601,7 @@ class _Measurement:
             began_s = time.perf_counter()  # the disk takes no processor time
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            system.fsync_handle(file.fileno())
             self.numbers["save_byte"] = max(time.perf_counter() - began_s, 1e-6) / _WRITE_BYTES
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet import system
 from whet.errors import WhetError
 from whet.hardware import memory
 from whet.kernels import matrix
@@ -31,8 +32,6 @@ _SPACES = (1 << 42, 1 << 38, 1 << 36)
 """Sizes of the mapping, the first that the system grants."""
 _LEAST_SPACE = 1 << 28
 """Under a limit on addresses, the mapping has half of what is left, and no less than this."""
-_NORESERVE = 0x4000
-"""Linux: no memory is set aside for the mapping."""
 _ALIGNED = 64
 _LEAST_HOLLOW = 1 << 20
 """Elements from which on a table of integers that is made, not computed, has no memory behind it either."""
@@ -224,8 +223,7 @@ class _Space:
     """Addresses without memory, each given once."""
 
     def __init__(self) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = next((one for size in _sizes() if (one := _mapped(size, flags)) is not None), None)
+        self._map = next((one for size in _sizes() if (one := system.addresses(size)) is not None), None)
         if self._map is None:
             raise _no_space("the system grants none without memory behind them")
         self._end, self._next = len(self._map), _ALIGNED
@@ -263,7 +261,9 @@ def _no_space(why: str) -> NoSpaceError:
         what="memory cannot be forecast here",
         got="no limit on addresses" if limit is None else f"a limit on addresses of {limit:,} bytes (ulimit -v)",
         why=f"a forecast takes addresses for what a run would hold: {why}",
-        fix="raise the limit: ulimit -v unlimited; --memory says what the run may use",
+        fix="raise the limit: ulimit -v unlimited; --memory says what the run may use"
+        if system.grants_addresses()
+        else "forecast it on Linux or macOS: Windows gives no addresses without memory",
     )
 
 
@@ -274,13 +274,6 @@ def _sizes() -> Iterator[int]:
         gc.collect()  # the model of an earlier rehearsal keeps its mapping
         if (half := (limit - (memory.mapped_bytes() or 0)) // 2) >= _LEAST_SPACE:
             yield half // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def _mapped(size: int, flags: int) -> mmap.mmap | None:
-    try:
-        return mmap.mmap(-1, size, flags=flags)
-    except (OSError, ValueError, OverflowError):
-        return None
 
 
 # ---- operators ----

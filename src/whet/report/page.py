@@ -524,5 +524,6 @@ def _bytes(value: Any) -> str:
 
 def _when(seconds: float) -> str:
     with suppress(OverflowError, ValueError, OSError):
-        return time.strftime("%-d %b %Y, %H:%M UTC", time.gmtime(seconds))
+        then = time.gmtime(seconds)
+        return f"{then.tm_mday} {time.strftime('%b %Y, %H:%M UTC', then)}"
     return UNKNOWN

@@ -8,7 +8,6 @@ The script runs in an interpreter of its own, as `python script.py` would run it
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 import shutil
 import signal
@@ -26,13 +25,13 @@ from whet.config import environment
 from whet.config.secrets import hidden
 from whet.errors import ConfigError, escape_controls
 from whet.hardware import cpu, topology
-from whet.hardware.process import end_with
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.launch.picture import ranges
 from whet.launch.rank import prefer_memory_of
 from whet.launch.start import Preload, changed_variables, choose_libraries
 from whet.run import reports
 from whet.run.arguments import RunArguments
+from whet.system import bind, dump_no_core, ending_with, require_linux, signals
 
 SWITCH = "WHET_RUN"
 """Environment variable: off runs the script as if whet were not there."""
@@ -48,8 +47,8 @@ _OF_LIBRARIES = ("LD_PRELOAD", "KMP_BLOCKTIME")
 _MOST_WORDS = 4
 _KILLED = 128
 """Shells report a process that a signal ended by this number plus that of the signal."""
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+_FORWARDED = signals("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_FROM_TERMINAL = signals("SIGINT", "SIGQUIT")
 _SLEEPS_SOON = {"GOMP_SPINCOUNT": "2000"}
 """Idle threads of OpenMP sleep after about 0.1 ms, as in whet's own commands."""
 
@@ -59,6 +58,11 @@ def run_script(asked: RunArguments, commands: Collection[str]) -> int:
 
     `commands` are the names of whet's own. Raises ConfigError for what cannot be started.
     """
+    require_linux(
+        "whet run needs Linux",
+        why="it binds the script to cores, ends with it, and passes signals on, through calls of the Linux kernel",
+        fix="in the script, call whet.optimize on the model before it trains",
+    )
     command = _command(asked.words, commands)
     if environment.value(SWITCH) == "off":
         _require_no_object(command)
@@ -191,13 +195,13 @@ def _first_line(words: Sequence[str], plan: RankPlan | None, preload: Preload) -
 
 def _started(command: Sequence[str], variables: Mapping[str, str], plan: RankPlan | None) -> int:
     """Run the command; return its exit code, or the negative number of the signal that ended it."""
-    parent = os.getpid()
+    ends_with_this = ending_with(os.getpid())
 
     def before_exec() -> None:
         if plan is not None:
-            os.sched_setaffinity(0, plan.cpus)
+            bind(plan.cpus)
             prefer_memory_of(plan.nodes)
-        if not end_with(parent):
+        if not ends_with_this():
             os._exit(1)
 
     try:
@@ -258,7 +262,7 @@ def _become(command: Sequence[str]) -> NoReturn:
 
 def _end_by(number: signal.Signals) -> NoReturn:
     """End this process as the script ended, for those who look at how: a shell, a scheduler."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    dump_no_core()
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

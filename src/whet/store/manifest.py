@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from whet.paths import follow_umask
+from whet.system import follow_umask, fsync, open_plain
 
 MANIFEST = "MANIFEST.json"
 ONLY_MODEL = "only_model"
@@ -104,15 +104,6 @@ def n_ranks_of(folder: Path) -> int:
     return int((facts_of(folder) or {}).get("n_ranks", 1))
 
 
-def fsync(path: Path) -> None:
-    """Wait until the file, or the folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return a checksum of plain values that does not depend on their order."""
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -169,7 +160,7 @@ def _file_problem(folder: Path, name: str, facts: Mapping[str, Any], light: bool
 
 def _open_plain(path: Path) -> BinaryIO:
     """Open a plain file; OSError for a link, a pipe, a device or a folder, without waiting on any."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    handle = open_plain(path, os.O_RDONLY)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(None, "not a plain file", str(path))

@@ -19,6 +19,7 @@ from torch import Tensor
 from whet.errors import ConfigError
 from whet.paths import utf8_name
 from whet.store.find import STATE
+from whet.system import removes_open_files
 
 State = dict[str, Any]
 """JSON values and tensors, by name."""
@@ -146,7 +147,10 @@ def read_state(folder: Path, name: str) -> State | None:
 def _read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     file = f"{name}.safetensors"
     with utf8_name(folder) as named:
-        return load_file(named / file) if (folder / file).is_file() else {}
+        found = load_file(named / file) if (folder / file).is_file() else {}
+    if removes_open_files():
+        return found
+    return {name: tensor.clone() for name, tensor in found.items()}  # the file is mapped, and could not be removed
 
 
 def _text(values: Any, owner: str) -> str:

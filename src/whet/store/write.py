@@ -26,7 +26,7 @@ from whet.errors import OutputError, StorageError, WhetError
 from whet.log import logger
 from whet.store import find, manifest
 from whet.store.find import Checkpoint, Lineage, read_checkpoints
-from whet.store.manifest import fsync
+from whet.system import fsync
 
 MODEL_STAGING = ".model.partial"
 """Where a model is written before its files are moved to the output folder."""

@@ -21,10 +21,9 @@ from safetensors import SafetensorError
 from whet.config.ranks import here
 from whet.errors import StorageError
 from whet.log import logger
-from whet.paths import follow_umask
 from whet.store import find
-from whet.store.manifest import fsync
 from whet.store.write import MODEL_STAGING, disk_fix, resumable
+from whet.system import follow_umask, fsync, fsync_handle, open_plain
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
@@ -38,7 +37,7 @@ def open_to_append(path: Path) -> int:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             path.unlink()
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    return open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -54,11 +53,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         with suppress(FileNotFoundError):
             unfinished.unlink()
-        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        handle = open_plain(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            fsync_handle(file.fileno())
         unfinished.replace(path)
         fsync(path.parent.resolve())
     except OSError:

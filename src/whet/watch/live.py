@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from whet import console, json_output
+from whet import console, json_output, system
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError, escape_controls
 from whet.watch import lock
@@ -135,11 +135,15 @@ class Watched:
             status = attempt.end.get("status")
             return State(status if status in ("finished", "stopped") else "failed", quiet_s, alive=False)
         is_here = own[1] == socket.gethostname()
-        alive = holder is not None or Path(f"/proc/{own[0]}").exists() if is_here else None
+        alive = holder is not None or _is_running(own[0]) if is_here else None
         if alive is False:
             return State("killed", quiet_s, alive)
         usual_s = max(QUIET_S, 3 * _longest_gap_s(attempt.steps))
         return State("silent" if quiet_s > usual_s else "running", quiet_s, alive)
+
+
+def _is_running(number: Any) -> bool | None:
+    return system.is_running(number) if isinstance(number, int) else False
 
 
 def _longest_gap_s(steps: Sequence[Step]) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -13,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from whet import system
 from whet.config.ranks import here
 from whet.config.rules.training import LOCK_NAME, require_output_dir
 from whet.errors import OutputError, WhetError
@@ -22,7 +21,6 @@ from whet.watch import stop
 _NAMED_WITHIN_S = 0.5
 """The holder writes its name right after taking the lock; another process waits this long for the name."""
 _LOOKED_AT_S = 0.02
-_TAKEN = {errno.EAGAIN, errno.EACCES}
 _held: dict[tuple[int, int], int] = {}
 """Device and inode of each folder that this process has locked -> the handle of the lock."""
 
@@ -96,7 +94,7 @@ def _take(folder: Path) -> int | None:
             _lock(handle)
         except OSError as error:
             os.close(handle)
-            if error.errno in _TAKEN:
+            if error.errno in system.LOCKED:
                 raise _taken(folder) from error
             logger.warning("%s cannot be locked (%s): start no second run there", folder, error)
             return None
@@ -112,12 +110,12 @@ def _take(folder: Path) -> int | None:
 def _lock(handle: int) -> None:
     """Take the lock or raise OSError; who only looks (`holder`) has it for a moment, so it is tried twice."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(handle)
     except OSError as error:
-        if error.errno not in _TAKEN:
+        if error.errno not in system.LOCKED:
             raise
         time.sleep(_LOOKED_AT_S)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(handle)
 
 
 def holder(folder: Path) -> tuple[int, str] | None:
@@ -127,13 +125,13 @@ def holder(folder: Path) -> tuple[int, str] | None:
     """
     path = folder / LOCK_NAME
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = system.open_plain(path, os.O_RDONLY)
     except (OSError, ValueError):
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        system.lock(handle, shared=True)
     except OSError as error:
-        return _named(path) or (0, "") if error.errno in _TAKEN else None
+        return _named(path) or (0, "") if error.errno in system.LOCKED else None
     finally:
         os.close(handle)
     return None
@@ -141,7 +139,7 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 def _open(path: Path) -> int:
     try:
-        return _own_file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
+        return _own_file(system.open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))
     except OSError as error:
         raise OutputError(
             what="output_dir cannot be locked",
@@ -165,6 +163,11 @@ def _release(folder: Path, place: tuple[int, int]) -> None:
     if handle is None:
         return
     path = folder / LOCK_NAME
+    if not system.removes_open_files():
+        os.close(handle)
+        with contextlib.suppress(OSError):  # a run that has just opened it keeps it
+            path.unlink()
+        return
     with contextlib.suppress(OSError):
         if _is_open_file(handle, path):
             path.unlink()
@@ -173,6 +176,8 @@ def _release(folder: Path, place: tuple[int, int]) -> None:
 
 def _is_open_file(handle: int, path: Path) -> bool:
     """Return whether the open file is still the one at this path."""
+    if not system.removes_open_files():
+        return True
     try:
         named = path.stat(follow_symlinks=False)
     except OSError:
@@ -183,13 +188,13 @@ def _is_open_file(handle: int, path: Path) -> bool:
 def refuse_taken(folder: Path) -> None:
     """Raise OutputError if another run has locked this folder."""
     try:
-        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = system.open_plain(folder / LOCK_NAME, os.O_RDWR)
     except (OSError, ValueError):
         return
     try:
         _lock(handle)
     except OSError as error:
-        if error.errno in _TAKEN and _inode(folder) not in _held:
+        if error.errno in system.LOCKED and _inode(folder) not in _held:
             raise _taken(folder) from error
     finally:
         os.close(handle)
@@ -241,7 +246,7 @@ def _unlock_in_children() -> None:
     global _handles_forks
     if not _handles_forks:
         _handles_forks = True
-        os.register_at_fork(after_in_child=_close_inherited)
+        system.after_fork(_close_inherited)
 
 
 _handles_forks = False

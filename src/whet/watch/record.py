@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet import system
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError, Problem, WhetError, hide_secrets
 from whet.hardware import cpu, memory
@@ -242,7 +243,8 @@ class Recorder:
         handle = output_files.open_to_append(self._path)
         try:
             size = os.fstat(handle).st_size
-            is_cut = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the process was killed, or the disk was full
+            os.lseek(handle, max(size - 1, 0), os.SEEK_SET)  # what is written is appended wherever this is
+            is_cut = os.read(handle, 1) not in (b"", b"\n")  # the process was killed, or the disk was full
             os.write(handle, (b"\n" if is_cut else b"") + line + b"\n")
         finally:
             os.close(handle)
@@ -489,7 +491,7 @@ class Follower:
     def _new(self) -> bytes:
         """Return the complete lines that were added; of a file that was replaced, all of them."""
         try:
-            handle = os.open(self.record.folder / RECORD_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = system.open_plain(self.record.folder / RECORD_NAME, os.O_RDONLY, follow=True)
         except OSError:
             return b""
         with os.fdopen(handle, "rb") as file:

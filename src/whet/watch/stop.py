@@ -1,5 +1,7 @@
 """Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP, handled where no work is lost.
 
+Windows has SIGBREAK in place of the last two.
+
 The command line installs the handlers before it imports anything large. As long as nothing is worth saving, a signal
 ends the process at once. After `defer_signals` a signal is only noted, and the run stops where it calls `requested()`:
 between two micro-batches, between two batches of an evaluation, or after a save. A library installs no handler unless
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
@@ -24,10 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet import json_output
+from whet import json_output, system
 from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS = system.STOP_SIGNALS
 _SAME_S = 1.0
 """Signals within this time of the first count as the same request: launchers and terminals often send two."""
 _PATIENCE_S = 2.0
@@ -75,8 +76,8 @@ class _SignalState:
     """Whether a step was completed that ending at once would lose."""
     first_s: float | None = None
     """When the first signal came, by the monotonic clock."""
-    pipe: tuple[int, int] | None = None
-    """The ends of the pipe that the interpreter writes signals to: reading, writing. Only in the command line."""
+    numbers: system.SignalNumbers | None = None
+    """What the interpreter writes signals to. Only in the command line."""
     leaving: threading.Lock = field(default_factory=threading.Lock)
     progress: str = _NOTHING_YET
     again: Mapping[str, object] = field(default_factory=dict)
@@ -94,9 +95,10 @@ def install(*, deferred: bool = False) -> None:
     """Handle signals from now on. Only the main thread of a process can; in other threads this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         return
-    respecting_nohup = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    respecting_nohup = [one for one in SIGNALS if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
     _handle_these(respecting_nohup, deferred=deferred)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a closed pipe is an error of the write and must not end the process
+    for one in system.signals("SIGPIPE"):
+        signal.signal(one, signal.SIG_IGN)  # a closed pipe is an error of the write and must not end the process
     if not deferred:
         _read_signals(_current)
 
@@ -113,24 +115,23 @@ def hear_interrupts() -> None:
 
     Python raises KeyboardInterrupt once the call is over. If that takes too long, a thread ends the process.
     """
-    heard, (reads, writes) = threading.Event(), os.pipe()
+    heard = threading.Event()
 
     def interrupt(*_: object) -> None:
         heard.set()
         raise KeyboardInterrupt
 
     def watch() -> None:
-        while number := os.read(reads, 1):
-            if number[0] == signal.SIGINT and not heard.wait(_PATIENCE_S):
+        while found := numbers.read():
+            if signal.SIGINT in found and not heard.wait(_PATIENCE_S):
                 os.write(2, b"interrupted\n")
                 json_output.finish_at_once(_KILLED + signal.SIGINT, "interrupted by SIGINT")
                 os._exit(_KILLED + signal.SIGINT)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return  # ignored, as under nohup, or the caller's
-    os.set_blocking(writes, False)
     signal.signal(signal.SIGINT, interrupt)
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    numbers = system.SignalNumbers()
     threading.Thread(target=watch, name="whet-interrupts", daemon=True).start()
 
 
@@ -141,10 +142,9 @@ def say_what_ends() -> None:
 
     def end(number: int, _: Any) -> None:
         json_output.finish_at_once(_KILLED + number, f"ended by {signal.Signals(number).name}")
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        system.end_by(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in system.signals("SIGTERM", "SIGHUP"):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
 
@@ -152,12 +152,11 @@ def say_what_ends() -> None:
 def restore() -> None:
     """Restore the handlers from before `install`."""
     global _current
-    previous_handlers, pipe, _current = _current.previous_handlers, _current.pipe, _SignalState()
+    previous_handlers, numbers, _current = _current.previous_handlers, _current.numbers, _SignalState()
     for number, handler in previous_handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if pipe is not None:
-        signal.set_wakeup_fd(-1)
-        os.close(pipe[1])  # which ends the thread
+    if numbers is not None:
+        numbers.close()  # which ends the thread
 
 
 def ignore() -> None:
@@ -171,7 +170,7 @@ def ignore() -> None:
 
 def mark_work_done() -> None:
     """Ignore signals from now on: the work of the command line is done, and only results are printed."""
-    if _current.pipe is not None:
+    if _current.numbers is not None:
         ignore()
 
 
@@ -248,7 +247,7 @@ def _on_signal(number: int, _: Any) -> None:
     if os.getpid() != _current.pid:  # a forked worker: the run ends it
         return
     first, now_s = _current.requested is None, time.monotonic()
-    if _current.pipe is None and _current.deferred:  # in a library no thread reads the pipe
+    if _current.numbers is None and _current.deferred:  # in a library no thread reads them
         _end_on_repeat(number, now_s)
     _current.requested = _current.requested or signal.Signals(number).name
     if first and not _current.deferred:
@@ -266,12 +265,9 @@ def _end_on_repeat(number: int, now_s: float) -> None:
 
 def _read_signals(state: _SignalState) -> None:
     """Start the thread that handles signals while the main thread is busy."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    state.pipe = (reading, writing)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_forget_pipe)
-    threading.Thread(target=_read_pipe, args=(state, reading), name="whet-signals", daemon=True).start()
+    state.numbers = system.SignalNumbers()
+    system.after_fork(_forget_pipe)
+    threading.Thread(target=_read_numbers, args=(state, state.numbers), name="whet-signals", daemon=True).start()
 
 
 def _forget_pipe() -> None:
@@ -281,18 +277,17 @@ def _forget_pipe() -> None:
             signal.set_wakeup_fd(-1)
 
 
-def _read_pipe(state: _SignalState, reading: int) -> None:
-    """Read signals until the pipe is closed; end the process if no work is lost, or at a second signal."""
+def _read_numbers(state: _SignalState, source: system.SignalNumbers) -> None:
+    """Read signals until the source is closed; end the process if no work is lost, or at a second signal."""
     while True:
         waits = state.first_s is not None and not state.worth_saving
-        ready, _, _ = select.select([reading], [], [], _PATIENCE_S if waits else None)
-        if not ready:
+        numbers = source.read(_PATIENCE_S if waits else None)
+        if numbers is None:
             if not state.worth_saving and state.requested is not None:
                 _exit_at_once(state, _stopped_before_first_step(state.requested), EXIT_STOPPED_AND_SAVED)
             continue
-        numbers = os.read(reading, 64)
         if not numbers:
-            os.close(reading)
+            source.close_reading()
             return
         for number in numbers:
             if number in state.previous_handlers:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import resource
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet import system
 from whet.data.files.bad_rows import Rejected
 from whet.data.files.cells import column_values, refuse_twice, text_bytes
+from whet.log import logger
 
 if TYPE_CHECKING:
     import pyarrow
@@ -136,12 +137,7 @@ def _too_large(n_bytes: int, what: str) -> Rejected:
 @contextmanager
 def _limited_memory(n_bytes: int) -> Iterator[None]:
     """Limit this process to so many more bytes: the sizes that a file declares may be false."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-    limit = held + n_bytes
-    bound = [known for known in (soft, hard) if known != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([limit, *bound]), hard))
-    try:
+    with system.limited_addresses(n_bytes) as is_limited:
+        if not is_limited:
+            logger.info("%s does not limit a process: a damaged Parquet file may take all memory", sys.platform)
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whet import json_output
+from whet import json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, StorageError, escape_controls
@@ -113,7 +112,9 @@ def _write_named(path: Path, content: str | bytes) -> None:
             output_files.write_bytes(target, content.encode() if isinstance(content, str) else content)
             return
         sys.stdout.flush()
-        with os.fdopen(os.open(path, os.O_WRONLY) if descriptor is None else os.dup(descriptor), "wb") as stream:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | system.BINARY) if descriptor is None else os.dup(descriptor), "wb"
+        ) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         ended = "let the program that reads it read to the end, or " if error.errno == errno.EPIPE else ""
@@ -128,11 +129,10 @@ def _write_named(path: Path, content: str | bytes) -> None:
 
 def _own_descriptor(path: Path) -> int | None:
     """Return the number of the open file of this process that the path names, None if it names another file."""
-    own = re.compile(rf"/proc/{os.getpid()}(?:/task/\d+)?/fd/(\d+)")
     for _ in range(_MOST_LINKS):
         path = Path(os.path.realpath(path.parent)) / path.name
-        if found := own.fullmatch(str(path)):
-            return int(found[1])
+        if (found := system.own_descriptor(path)) is not None:
+            return found
         if not path.is_symlink():
             return None
         path = path.parent / path.readlink()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.jobs.tokenising.encode import rust_tokenizer
-from whet.paths import default_cache_dir, follow_umask
+from whet.paths import default_cache_dir
+from whet.system import follow_umask
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

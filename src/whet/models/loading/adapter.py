@@ -7,7 +7,6 @@ has to have the weights of the training.
 from __future__ import annotations
 
 import re
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from whet import optional
+from whet import optional, system
 from whet.errors import ConfigError, Problem
 from whet.hardware import memory
 from whet.log import logger
@@ -445,13 +444,10 @@ def _patterns_in_time(path: Path) -> Iterator[None]:
             )
         last = frame
 
-    before = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, _PATTERN_S, _PATTERN_S)
-    try:
+    with system.alarms(_PATTERN_S, look) as is_watched:
+        if not is_watched:
+            logger.info("the regular expressions of the adapter have no limit in time on this system")
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _other_model(folder: Path, why: str) -> ConfigError:
