@@ -8,7 +8,7 @@ imported afterwards, and sees:
   lack what Windows lacks; /proc and /sys are not there;
 - win32: the same, with psutil, whose numbers are Linux's, a `msvcrt` that locks bytes of a file by the kernel, and
   sys.platform "win32". A file that this process has open or mapped cannot be removed, renamed or replaced, nor a folder
-  that has one: the rule of Windows that POSIX lacks. A file is opened as text unless O_BINARY is given;
+  that has one: the rule of Windows that POSIX lacks. Lines of text files end with a carriage return;
 - darwin: no CPUs to bind to, no /proc, and sys.platform "darwin".
 """
 
@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 SYSTEMS = ("nowhere", "win32", "darwin")
@@ -63,7 +63,8 @@ def hide(system: str) -> None:
     """Take from this process what the system lacks."""
     for name in _FIRST:
         importlib.import_module(name)
-    real = _Real()
+    names = ("listdir", "readlink", "rename")
+    real = SimpleNamespace(text_open=io.open, **{name: getattr(os, name) for name in names})
     if system == "darwin":
         _remove(os, OF_DARWIN)
         _remove(signal, ("pidfd_send_signal", "sigtimedwait"))
@@ -81,6 +82,7 @@ def hide(system: str) -> None:
             signal.SIGBREAK = signal.Signals.SIGUSR2  # type: ignore[attr-defined]
             os.O_BINARY = _BINARY  # type: ignore[attr-defined]
             _keep_open_files(real)
+            real.text_open = partial(_open_with_crlf, real.text_open)
     _hide_proc(real)
     if system != "nowhere":
         sys.platform = system
@@ -88,18 +90,6 @@ def hide(system: str) -> None:
 
 _BINARY = 1 << 30
 """A flag that Linux ignores."""
-
-
-class _Real:
-    """Functions as they were."""
-
-    def __init__(self) -> None:
-        for name in ("open", "stat", "lstat", "scandir", "listdir", "readlink", "unlink", "rename", "replace", "rmdir"):
-            setattr(self, name, getattr(os, name))
-        self.text_open = io.open
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
 
 
 def _remove(module: Any, names: tuple[str, ...]) -> None:
@@ -130,6 +120,16 @@ def _hide_proc(real: Any) -> None:
     for name in ("open", "stat", "lstat", "scandir", "listdir", "readlink"):
         setattr(os, name, without(getattr(os, name)))
     io.open = builtins.open = without(real.text_open)  # type: ignore[assignment]
+
+
+def _open_with_crlf(
+    open_file: Callable[..., Any], file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None,
+    errors: Any = None, newline: Any = None, *more: Any, **named: Any,
+) -> Any:  # fmt: skip
+    """Open a file; the lines of a text that is written end as on Windows, unless the caller says how."""
+    if newline is None and "b" not in mode and set(mode) & set("wax+"):
+        newline = "\r\n"
+    return open_file(file, mode, buffering, encoding, errors, newline, *more, **named)
 
 
 def _locking() -> ModuleType:

@@ -27,6 +27,8 @@ from whet.cli.main import main
 from whet.watch import lock
 
 _ROWS = 12
+_NO_PROCESS = (1 << 22) + 1
+"""Linux gives no process a higher number than 2^22."""
 
 
 def whet_command(*words: Any) -> tuple[int, str]:
@@ -177,6 +179,7 @@ def story(folder: Path, model: Path, data: Path, *, interrupted: bool) -> dict[s
             refusal(*auto, "--model_name_or_path", model),
         ]
     found["locks"] = locks(folder)
+    found["runs"] = [system.is_running(os.getpid()), system.is_running(_NO_PROCESS)]
     found["unimportable"] = unimportable()
     return found
 

@@ -33,13 +33,15 @@ def test_other_systems_train_the_same_model_and_refuse_what_they_lack(tmp_path: 
     said = {name: run.communicate(timeout=400)[0] for name, run in runs.items()}
     assert {name: run.returncode for name, run in runs.items()} == dict.fromkeys(runs, 0), said
     plain, *others = (json.loads((tmp_path / name / "story.json").read_text("utf-8")) for name in runs)
-    assert plain["locks"] == [True, False, False, None]
+    assert (plain["locks"], plain["runs"]) == ([True, False, False, None], [True, False])
     for name, found in zip(SYSTEMS, others, strict=True):
         assert {one: found[one] for one in _RESULTS} == {one: plain[one] for one in _RESULTS}, name
         assert (found["interrupted"], found["saved"]) == (75, ["checkpoint-2", "checkpoint-3"])
         assert found["unimportable"] == [], name
         _check_machine(name, found, said[name])
         _check_names(tmp_path / name)
+    ends = {name: (tmp_path / name / "out" / "training_args.json").read_bytes().count(b"\r\n") > 0 for name in runs}
+    assert ends == {name: name == "win32" for name in runs}
 
 
 def _check_machine(name: str, found: dict[str, Any], said: str) -> None:
@@ -49,9 +51,10 @@ def _check_machine(name: str, found: dict[str, Any], said: str) -> None:
     if name == "nowhere":
         assert machine["memory_bytes"] is None
         assert "cannot be locked" in said
+        assert found["runs"] == [None, None]
         return
     assert found["refused"] == ["whet launch runs on Linux", "whet run needs Linux", "auto chooses on Linux"]
-    assert found["locks"] == [True, False, False, None]
+    assert (found["locks"], found["runs"]) == ([True, False, False, None], [True, False])
     assert found["leftover"] == []
     assert machine["memory_available_bytes"] < machine["memory_bytes"]
     assert "cannot be removed" not in said

@@ -25,6 +25,7 @@ from whet.errors import EXIT_OK, EXIT_OTHER, Problem
 from whet.hardware import cpu, gpu, memory, openmp
 from whet.hardware.cgroup import ROOT
 from whet.hardware.cpu import features
+from whet.system import is_linux
 
 if TYPE_CHECKING:
     from whet.own_loop.examine import ModelFindings
@@ -514,7 +515,7 @@ def _broken_native(native: Native) -> Iterator[Problem]:
 
 def _about_native(native: Native) -> Iterator[Problem]:
     known = environment.VARIABLES["WHET_ISA"]
-    if native.path is None and native.error is None:
+    if native.path is None and native.error is None and is_linux():
         yield Problem(what="there are no native operators", why=_PLAIN_TORCH, fix=_how_to_build(native))
     if native.asked_kernels == "reference":
         yield Problem(
@@ -736,7 +737,8 @@ def _native(native: Native) -> Iterator[Row]:
         yield "operators", f"native, {native.isa}, results right"
         yield "library", str(native.path)
     else:
-        yield "operators", f"plain torch (the native ones: {'cannot be used' if native.error else 'not built'})"
+        why = "cannot be used" if native.error else "not built" if is_linux() else "for Linux alone"
+        yield "operators", f"plain torch (the native ones: {why})"
     builds = ", ".join(found for found in (native.cmake, native.compiler) if found) or "no cmake, no compiler"
     yield "to build", f"{native.source_tree or 'no source tree'}; {builds}"
 

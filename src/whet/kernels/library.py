@@ -19,6 +19,7 @@ from torch import Tensor
 from whet.config import environment
 from whet.errors import ConfigError
 from whet.kernels.native_file import find
+from whet.system import is_linux
 from whet.version import DISTRIBUTION
 
 _LOG = logging.getLogger(__name__)
@@ -148,7 +149,8 @@ def library() -> Library | None:
     if asked == "native":
         raise _not_there(error) from error
     if path is None:
-        _LOG.warning("no native operators here: %s (build them: python -m whet.kernels.build)", _COST)
+        why = "build them: python -m whet.kernels.build" if is_linux() else "whet has them for Linux alone"
+        _LOG.warning("no native operators here: %s (%s)", _COST, why)
     else:
         _LOG.warning("the native operators in %s cannot be used: %s (%s); %s", path, _COST, error, _how_to_replace())
     return None

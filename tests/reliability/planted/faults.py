@@ -39,7 +39,7 @@ PLANTED = (
     Planted(
         "no-fsync",
         "files and folders are not synced before the rename",
-        (Edit("store/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
+        (Edit("system.py", "    os.fsync(handle)\n", "    pass\n"),),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
     ),
     Planted(
@@ -219,8 +219,8 @@ PLANTED = (
         (
             Edit(
                 "store/manifest.py",
-                "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
-                "os.O_RDONLY | os.O_NONBLOCK",
+                "open_plain(path, os.O_RDONLY)",
+                "open_plain(path, os.O_RDONLY, follow=True)",
             ),
         ),
         (
