@@ -27,7 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TESTS = Path(__file__).resolve().parent
-for _folder in ("families", "plan", "qa", "rules", "train"):  # what they make serves other folders as well
+for _folder in ("elsewhere", "families", "plan", "qa", "rules", "train"):  # what they make serves other folders as well
     sys.path.append(str(_TESTS / _folder))
 
 _LEVEL = logger.level

@@ -1,8 +1,9 @@
-"""What whet asks of the operating system, in a version for Linux and one for macOS and Windows.
+"""What whet asks of the operating system, in a version for Linux and in others for macOS and Windows.
 
 Parts of Python that only some systems have (`fcntl`, `resource`, `msvcrt`, os.fork, SIGHUP, /proc) are named here, and
-in code that only Linux reaches. What a system has is asked of Python, not of the system's name. What it lacks is None
-or False, raises OSError, or is refused by `require_linux`; what stays undone says its docstring.
+in code that only Linux reaches. Python says which of them there are; the name of the system decides what Python does
+not say. For what a system lacks, the functions return None or False, raise OSError or refuse (`require_linux`). Their
+docstrings name what is left out.
 """
 
 from __future__ import annotations
@@ -102,14 +103,15 @@ def fsync_handle(handle: int) -> None:
     os.fsync(handle)
 
 
-def fill(handle: int, n_bytes: int) -> None:
+def allocate_on_disk(handle: int, n_bytes: int) -> None:
     """Give an empty open file its size on the disk; OSError if there is no room."""
     if hasattr(os, "posix_fallocate"):
         _os.posix_fallocate(handle, 0, n_bytes)
         return
     zeros = memoryview(bytes(1 << 20))
-    for begin in range(0, n_bytes, len(zeros)):
-        os.write(handle, zeros[: n_bytes - begin])
+    with os.fdopen(handle, "wb", closefd=False) as file:
+        for begin in range(0, n_bytes, len(zeros)):
+            file.write(zeros[: n_bytes - begin])
 
 
 def follow_umask(file: Path) -> None:
@@ -243,14 +245,14 @@ def available_bytes() -> int | None:
     return _asked_psutil(lambda psutil: psutil.virtual_memory().available)
 
 
-def grants_addresses() -> bool:
+def has_addresses_without_memory() -> bool:
     """Return whether this system has addresses that no memory stands behind, which Windows has not."""
     return hasattr(mmap, "MAP_PRIVATE")
 
 
-def addresses(n_bytes: int) -> mmap.mmap | None:
+def addresses_without_memory(n_bytes: int) -> mmap.mmap | None:
     """Return addresses that no memory stands behind; None if the system grants none."""
-    if not grants_addresses():
+    if not has_addresses_without_memory():
         return None
     no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if is_linux() else 0)
     try:
@@ -318,7 +320,7 @@ def usable_cpus() -> frozenset[int]:
     return frozenset(bound or range(os.cpu_count() or 1))
 
 
-def binds() -> bool:
+def can_bind() -> bool:
     """Return whether a process can be bound to CPUs here."""
     return hasattr(os, "sched_setaffinity")
 
@@ -371,11 +373,11 @@ def signals(*names: str) -> tuple[signal.Signals, ...]:
 
 
 STOP_SIGNALS = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
-"""What asks a run to stop. SIGBREAK is Windows', of Ctrl-Break and of a console that closes."""
+"""What asks a run to stop. SIGBREAK, of Ctrl-Break, is that of Windows."""
 
 
 def end_by(number: int) -> NoReturn:
-    """End this process by a signal, for those who look at how it ended; Windows has but the exit code of shells."""
+    """End this process by a signal, for those who look at how it ended; on Windows by the exit code of shells."""
     if not _is_windows():
         if number not in signals("SIGKILL", "SIGSTOP"):
             signal.signal(number, signal.SIG_DFL)
@@ -404,7 +406,7 @@ class SignalNumbers:
 
     def read(self, within_s: float | None = None) -> bytes | None:
         """Wait for numbers, and return them; None if none came in time, b"" once this is closed."""
-        if not select.select([self._reads], [], [], within_s)[0]:
+        if within_s is not None and not select.select([self._reads], [], [], within_s)[0]:
             return None
         if self._sockets is not None:
             return self._sockets[0].recv(64)

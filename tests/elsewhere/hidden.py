@@ -8,13 +8,15 @@ imported afterwards, and sees:
   lack what Windows lacks; /proc and /sys are not there;
 - win32: the same, with psutil, whose numbers are Linux's, a `msvcrt` that locks bytes of a file by the kernel, and
   sys.platform "win32". A file that this process has open or mapped cannot be removed, renamed or replaced, nor a folder
-  that has one: the rule of Windows that POSIX lacks. Lines of text files end with a carriage return;
+  that has one, and a rename replaces nothing: rules of Windows that POSIX lacks. Lines of text files end with a
+  carriage return. os.kill, which ends the process there, and CDLL(None) fail;
 - darwin: no CPUs to bind to, no /proc, and sys.platform "darwin".
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import errno
 import importlib
 import io
@@ -83,6 +85,8 @@ def hide(system: str) -> None:
             os.O_BINARY = _BINARY  # type: ignore[attr-defined]
             _keep_open_files(real)
             real.text_open = partial(_open_with_crlf, real.text_open)
+            os.kill = _refused
+            _require_names_of_libraries()
     _hide_proc(real)
     if system != "nowhere":
         sys.platform = system
@@ -120,6 +124,21 @@ def _hide_proc(real: Any) -> None:
     for name in ("open", "stat", "lstat", "scandir", "listdir", "readlink"):
         setattr(os, name, without(getattr(os, name)))
     io.open = builtins.open = without(real.text_open)  # type: ignore[assignment]
+
+
+def _refused(*_: Any) -> None:
+    raise AssertionError("os.kill would end the process on Windows, whatever the signal")
+
+
+def _require_names_of_libraries() -> None:
+    load = ctypes.CDLL.__init__
+
+    def load_named(library: Any, name: Any, *given: Any, **named: Any) -> None:
+        if name is None:
+            raise TypeError("argument of type 'NoneType' is not iterable")
+        load(library, name, *given, **named)
+
+    ctypes.CDLL.__init__ = load_named  # type: ignore[method-assign]
 
 
 def _open_with_crlf(

@@ -72,7 +72,7 @@ def interrupt_after(n_steps: int) -> None:
         found = take_step(loop)
         taken.append(None)
         if len(taken) == n_steps:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return found
 
     TrainingLoop.take_step = interrupted  # type: ignore[method-assign]

@@ -30,7 +30,11 @@ def test_other_systems_train_the_same_model_and_refuse_what_they_lack(tmp_path: 
     save_encoder(tmp_path / "model")
     data = write_csv(tmp_path / "rows.csv", topic_rows())
     runs = {name: _started(name, tmp_path, data) for name in ("plain", *SYSTEMS)}
-    said = {name: run.communicate(timeout=400)[0] for name, run in runs.items()}
+    try:
+        said = {name: run.communicate(timeout=400)[0] for name, run in runs.items()}
+    finally:
+        for run in runs.values():
+            run.kill()
     assert {name: run.returncode for name, run in runs.items()} == dict.fromkeys(runs, 0), said
     plain, *others = (json.loads((tmp_path / name / "story.json").read_text("utf-8")) for name in runs)
     assert (plain["locks"], plain["runs"]) == ([True, False, False, None], [True, False])

@@ -31,7 +31,7 @@ def test_file_without_posix_fallocate_has_its_size_on_the_disk(lacking: pytest.M
     lacking.delattr(os, "posix_fallocate")
     size = 3 * 2**20 + 5
     with tempfile.TemporaryFile(dir=tmp_path) as file:
-        system.fill(file.fileno(), size)
+        system.allocate_on_disk(file.fileno(), size)
         status = os.fstat(file.fileno())
     assert status.st_size == size
     assert status.st_blocks * 512 >= size  # a file with holes would end the process once the disk is full
@@ -92,7 +92,7 @@ def test_cores_and_addresses_are_those_of_linux(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cpu.usable_cpus() == cpus
     assert network.addresses() == addresses
-    assert not system.binds()
+    assert not system.can_bind()
     with pytest.raises(OSError, match="darwin"):
         system.bind(cpus)
 

@@ -41,7 +41,7 @@ def use_cores(place: Place, environment: MutableMapping[str, str] = os.environ) 
     A worker with several CPUs, or with an OMP_NUM_THREADS of the user's own, keeps that number of threads.
     """
     assigned = _assigned(place)
-    if assigned is None or not system.binds() or environment.get(_THREADS) != str(max(int(assigned.worker), 1)):
+    if assigned is None or not system.can_bind() or environment.get(_THREADS) != str(max(int(assigned.worker), 1)):
         return None
     if assigned.elsewhere > 0:
         return _shared(place, assigned)

@@ -218,7 +218,7 @@ def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             if free_bytes(folder) < size:
                 raise OSError("too few free bytes")
-            system.fill(file.fileno(), size)
+            system.allocate_on_disk(file.fileno(), size)
             numbers = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
     except OSError as error:
         raise StorageError(

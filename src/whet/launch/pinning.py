@@ -25,7 +25,7 @@ def widened(place: Place, environment: MutableMapping[str, str]) -> str | None:
     A rank whose OMP_NUM_THREADS fits on its cores stays where it is. To be called before torch is imported, because its
     threads inherit the binding.
     """
-    if place.n_ranks == 1 or place.launcher not in _BINDS or not system.binds():
+    if place.n_ranks == 1 or place.launcher not in _BINDS or not system.can_bind():
         return None
     before = cpu.usable_cpus()
     n_own, asked = len(topology.read(cpus=before).within(before).cores), environment.get(_THREADS, "")

@@ -25,10 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from whet import console
+from whet import console, system
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED
-from whet.system import bind as bind_to
-from whet.system import ending_with, signals
 
 STOP_S = 4.0
 """Seconds that a rank has to end by itself when another one failed or the launcher is gone."""
@@ -36,7 +34,7 @@ SAVE_S = 600.0
 """Seconds that ranks have to save a checkpoint after the user's signal, or after one of them has saved one."""
 NOT_STARTED_AGAIN = (EXIT_STOPPED_AND_SAVED, EXIT_BAD_CONFIG)
 """Exit codes after which another start would end the same way, or is not wanted."""
-ENDING = signals("SIGTERM", "SIGINT", "SIGHUP")
+ENDING = system.signals("SIGTERM", "SIGINT", "SIGHUP")
 """Signals that ask the launcher to end."""
 _SPEC, _ASKED = "start.json", "asked"
 _PLACE = (
@@ -201,7 +199,7 @@ def main(folder: Path, environment: Mapping[str, str] = os.environ) -> int:
 def bind(own: RankStart) -> None:
     """Bind this process, and what it starts, to the CPUs of a rank and, if possible, to the memory of its node."""
     if own.cpus:
-        bind_to(own.cpus)
+        system.bind(own.cpus)
     prefer_memory_of(own.nodes)
 
 
@@ -290,7 +288,7 @@ def _environment(own: RankStart, environment: Mapping[str, str]) -> dict[str, st
 
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the rank in a session of its own, so that a signal to the group reaches all that it starts."""
-    ends_with_this = ending_with(os.getpid())
+    ends_with_this = system.ending_with(os.getpid())
 
     def before_exec() -> None:
         if not ends_with_this():  # if this process is killed, nobody else would stop the rank

@@ -223,7 +223,7 @@ class _Space:
     """Addresses without memory, each given once."""
 
     def __init__(self) -> None:
-        self._map = next((one for size in _sizes() if (one := system.addresses(size)) is not None), None)
+        self._map = next((one for size in _sizes() if (one := system.addresses_without_memory(size)) is not None), None)
         if self._map is None:
             raise _no_space("the system grants none without memory behind them")
         self._end, self._next = len(self._map), _ALIGNED
@@ -262,7 +262,7 @@ def _no_space(why: str) -> NoSpaceError:
         got="no limit on addresses" if limit is None else f"a limit on addresses of {limit:,} bytes (ulimit -v)",
         why=f"a forecast takes addresses for what a run would hold: {why}",
         fix="raise the limit: ulimit -v unlimited; --memory says what the run may use"
-        if system.grants_addresses()
+        if system.has_addresses_without_memory()
         else "forecast it on Linux or macOS: Windows gives no addresses without memory",
     )
 
