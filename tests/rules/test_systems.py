@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WHET = ROOT / "src" / "whet"
 _MODULES = {*MODULES, "pty", "syslog", "crypt", "posix", "nt", "msvcrt", "winreg", "winsound", "_winapi"}
 _NAMES = {
-    "os": {*OF_OS, *OF_DARWIN, "statvfs", "fdatasync", "sync", "lchown", "mknod", "getsid", "setuid", "setgid",
-           "ttyname", "openpty", "confstr", "eventfd", "posix_spawn", "lockf", "startfile", "O_BINARY", "O_SYNC", "kill"},
+    "os": {*OF_OS, *OF_DARWIN, "statvfs", "fdatasync", "sync", "lchown", "mknod", "getsid", "setuid",
+           "setgid", "ttyname", "openpty", "confstr", "eventfd", "posix_spawn", "lockf", "startfile", "O_BINARY",
+           "O_SYNC", "kill"},
     "signal": {*OF_SIGNAL, "SIGBREAK", "CTRL_C_EVENT", "CTRL_BREAK_EVENT", "siginterrupt", "pause"},
     "mmap": {*OF_MMAP},
     "socket": {"AF_UNIX", "AF_NETLINK", "SO_REUSEPORT", "send_fds", "recv_fds"},
@@ -54,7 +55,6 @@ _ALLOWED: dict[str, tuple[str, set[str]]] = {
     "hardware/trim.py": ("asked on Linux", {"CDLL(None)"}),
     "kernels/allocator.py": ("trim.py is asked first", {"CDLL(None)"}),
     "dist/group.py": ("a file that is not there is no error", {"/proc/"}),
-    "jobs/places.py": ("a file that is not there is no error", {"/dev/"}),
 }  # fmt: skip
 """File -> why another system does not get there, and what its functions may use; nothing runs when it is imported."""
 _TEXTS = {"hardware/trim.py", "jobs/places.py", "kubernetes/plan.py", "kubernetes/run.py", "migrate/files.py"}

@@ -56,6 +56,7 @@ def _run(orders: Orders) -> int:
             "the launcher's own)",
         ) from error
     os.environ.update(orders.variables)
+    run.require_linux()
     asked = LaunchArguments(**{**orders.launch, "command": tuple(orders.launch["command"])})
     several = HostsArguments(**{**orders.hosts, "env": ()})
     plan = run.planned(asked, several, orders.commands, orders.ranked, first_rank=orders.first_rank)

@@ -75,16 +75,21 @@ def require_startable(
     asked: LaunchArguments, several: HostsArguments, commands: Collection[str], ranked: Collection[str]
 ) -> None:
     """Raise ConfigError for what cannot be launched on any machine."""
-    system.require_linux(
-        "whet launch runs on Linux",
-        why="it binds processes to cores through calls of the Linux kernel",
-        fix="run the command without the launcher",
-    )
+    require_linux()
     require_restartable(asked.command, commands, asked.max_restarts)
     if _runs_alone(asked, commands, ranked) and (several.several or asked.nproc_per_node not in ("auto", "1")):
         raise runs_alone(asked.command[0], ranked)
     if not asked.dry_run:
         require_words(asked.command)
+
+
+def require_linux() -> None:
+    """Raise ConfigError if this machine starts no ranks."""
+    system.require_linux(
+        "whet launch runs on Linux",
+        why="it binds processes to cores through calls of the Linux kernel",
+        fix="run the command without the launcher",
+    )
 
 
 def planned(
