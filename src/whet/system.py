@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -101,6 +102,26 @@ def fsync_handle(handle: int) -> None:
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
             return
     os.fsync(handle)
+
+
+_SCANNED_S, _SCANNED_EVERY_S = 2.0, 0.05
+
+
+def rename(old: Path, new: Path, *, replaces: bool = False) -> None:
+    """Rename a file or a folder; with `replaces`, a file over another one.
+
+    Windows renames nothing that is open, and virus scanners open what was just written: it is tried again for a while.
+    """
+    until_s = time.monotonic() + _SCANNED_S
+    while True:
+        try:
+            old.replace(new) if replaces else old.rename(new)
+        except PermissionError:
+            if not _is_windows() or time.monotonic() > until_s:
+                raise
+            time.sleep(_SCANNED_EVERY_S)
+        else:
+            return
 
 
 def allocate_on_disk(handle: int, n_bytes: int) -> None:

@@ -8,8 +8,9 @@ imported afterwards, and sees:
   lack what Windows lacks; /proc and /sys are not there;
 - win32: the same, with psutil, whose numbers are Linux's, a `msvcrt` that locks bytes of a file by the kernel, and
   sys.platform "win32". A file that this process has open or mapped cannot be removed, renamed or replaced, nor a folder
-  that has one, and a rename replaces nothing: rules of Windows that POSIX lacks. Lines of text files end with a
-  carriage return. os.kill, which ends the process there, and CDLL(None) fail;
+  that has one, and a rename replaces nothing, and fails the first time, as if a virus scanner had the file open: what
+  Windows does and POSIX does not. Lines of text files end with a carriage return. os.kill, which ends the process
+  there, and CDLL(None) fail;
 - darwin: no CPUs to bind to, no /proc, and sys.platform "darwin".
 """
 
@@ -195,12 +196,21 @@ def _keep_open_files(real: Any) -> None:
             if one == name or one.startswith(f"{name}/"):
                 raise PermissionError(errno.EACCES, f"Windows: this process has {one} open", name)
 
+    scanned: set[str] = set()
+
+    def require_scanned(path: Any) -> None:
+        if os.fsdecode(path) not in scanned:
+            scanned.add(os.fsdecode(path))
+            raise PermissionError(errno.EACCES, "Windows: a virus scanner has it open", str(path))
+
     def closed(function: Callable[..., Any], n_paths: int) -> Callable[..., Any]:
         def call(*given: Any, dir_fd: int | None = None, **named: Any) -> Any:
             for path in given[:n_paths]:
                 require_closed(path, dir_fd)
-            if n_paths == 2 and function is real.rename and os.path.lexists(given[1]):
+            if function is real.rename and os.path.lexists(given[1]):
                 raise FileExistsError(errno.EEXIST, "Windows: rename replaces nothing", str(given[1]))
+            if function is real.rename:
+                require_scanned(given[0])
             return function(*given, **named) if dir_fd is None else function(*given, dir_fd=dir_fd, **named)
 
         return call

@@ -36,7 +36,7 @@ from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter, trained_head
 from whet.store import find
 from whet.store.write import Renames
-from whet.system import fsync
+from whet.system import fsync, rename
 from whet.version import __version__
 from whet.watch import files as output_files
 from whet.watch import lock
@@ -143,7 +143,7 @@ def _published(output: Path) -> Iterator[Path]:
     with output_files.stored(f"the export cannot be written to {output}", output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         if replaced.is_dir() and not output.exists():
-            replaced.rename(output)
+            rename(replaced, output)
         for left in (work, replaced):
             shutil.rmtree(left, ignore_errors=True)
         (work / "export").mkdir(parents=True)

@@ -29,6 +29,7 @@ from whet.store import find, manifest, schema, weights, write
 from whet.store import state as stored
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import State, read_parts, split_parts, write_tensors
+from whet.system import rename
 
 _KIND = "state of whet.Accelerator"
 _NUMBERED = "checkpoint_"
@@ -443,7 +444,7 @@ def _lift(folder: Path) -> None:
     """Move the files of the folder that transformers has named for the step up into the staging folder."""
     for inside in [path for path in folder.iterdir() if path.is_dir() and find.NAME.fullmatch(path.name)]:
         for path in inside.iterdir():
-            path.rename(folder / path.name)
+            rename(path, folder / path.name)
         inside.rmdir()
 
 

@@ -26,7 +26,7 @@ from whet.errors import OutputError, StorageError, WhetError
 from whet.log import logger
 from whet.store import find, manifest
 from whet.store.find import Checkpoint, Lineage, read_checkpoints
-from whet.system import fsync
+from whet.system import fsync, rename
 
 MODEL_STAGING = ".model.partial"
 """Where a model is written before its files are moved to the output folder."""
@@ -63,7 +63,7 @@ class Renames:
 
     def move(self, old: Path, new: Path) -> None:
         """Rename a folder."""
-        old.rename(new)
+        rename(old, new)
         self._done.append((old, new))
 
     def put_in_place(self, folder: Path, target: Path, aside: Path) -> bool:
@@ -295,7 +295,7 @@ def finish_replacement(place: Path) -> None:
         if not find.problems_of(replaced) and (not place.exists() or find.problems_of(place)):
             if place.exists():
                 remove(place)
-            replaced.rename(place)
+            rename(replaced, place)
         else:
             fsync(place.parent.resolve())  # without it, a power cut could undo the rename after the old one is deleted
             shutil.rmtree(replaced)
@@ -339,7 +339,7 @@ def remove(folder: Path) -> None:
     out_of_sight = find.hidden(folder, "removed")
     _remove_leftover(out_of_sight)
     try:
-        folder.rename(out_of_sight)
+        rename(folder, out_of_sight)
     except OSError as error:
         logger.warning("%s cannot be removed: %s", folder, error)
         return

@@ -23,7 +23,7 @@ from whet.errors import StorageError
 from whet.log import logger
 from whet.store import find
 from whet.store.write import MODEL_STAGING, disk_fix, resumable
-from whet.system import follow_umask, fsync, fsync_handle, open_plain
+from whet.system import follow_umask, fsync, fsync_handle, open_plain, rename
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
@@ -58,7 +58,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             fsync_handle(file.fileno())
-        unfinished.replace(path)
+        rename(unfinished, path, replaces=True)
         fsync(path.parent.resolve())
     except OSError:
         with suppress(OSError):
@@ -100,7 +100,7 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
                 fsync(staging / name)
             for name in names:
                 _make_folders(folder, name.parent)
-                (staging / name).replace(folder / name)
+                rename(staging / name, folder / name, replaces=True)
             for path in folder.iterdir():
                 if _WEIGHTS.fullmatch(path.name) and Path(path.name) not in names:
                     path.unlink()
