@@ -376,12 +376,14 @@ def ioctl(handle: int, request: int, about: bytes) -> bytes:
 
 def addresses_of_interfaces() -> dict[str, str]:
     """Return the addresses of this machine -> the name of their interface; nothing if that is unknown."""
+    import socket
+
     known = _asked_psutil(lambda psutil: psutil.net_if_addrs()) or {}
     return {
         one.address.partition("%")[0]: name
         for name, own in known.items()
         for one in own
-        if one.family.name in ("AF_INET", "AF_INET6")
+        if one.family in (socket.AF_INET, socket.AF_INET6)
     }
 
 

@@ -16,6 +16,8 @@ import pytest
 from whet import system
 from whet.hardware import cpu, memory, network
 
+pytest.importorskip("psutil")  # before what it needs on Linux is taken away
+
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
