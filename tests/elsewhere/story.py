@@ -178,6 +178,9 @@ def story(folder: Path, model: Path, data: Path, *, interrupted: bool) -> dict[s
             refusal("run", "no-script.py"),
             refusal(*auto, "--model_name_or_path", model),
         ]
+    if not system.has_addresses_without_memory():
+        planned = ("plan", "classify", "--do_train", "--train_file", data, "--output_dir", folder / "planned")
+        found["planned"] = refusal(*planned, "--model_name_or_path", model, "--no_time")
     found["locks"] = locks(folder)
     found["runs"] = [system.is_running(os.getpid()), system.is_running(_NO_PROCESS)]
     found["unimportable"] = unimportable()

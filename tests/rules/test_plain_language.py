@@ -32,6 +32,7 @@ MODULES = (
     "optional",
     "paths",
     "strict_json",
+    "system",
 )
 BANNED = {
     r"told": "logged, reported, said",
