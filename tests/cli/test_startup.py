@@ -45,7 +45,7 @@ _BAD = "import sys\nfrom whet.cli.main import run\nprint(run(sys.argv[1:]), 'tor
 def test_bad_data_is_refused_before_torch_is_imported(task: str, tmp_path: Path) -> None:
     """So within half a second: whoever mends a file reads the message of the next place at once."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "bad.json").write_text("once upon a time", "utf-8")
+    (tmp_path / "bad.json").write_text('[{"a": 1}, ', "utf-8")
     words = [task, "--do_train", "--model_name_or_path", "model", "--train_file", "bad.json", "--output_dir", "out"]
     code = [sys.executable, "-c", _BAD, *words]
     found = subprocess.run(code, capture_output=True, text=True, check=True, cwd=tmp_path)
