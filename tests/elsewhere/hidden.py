@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 SYSTEMS = ("nowhere", "win32", "darwin")
@@ -86,7 +86,7 @@ def hide(system: str) -> None:
             os.O_BINARY = _BINARY  # type: ignore[attr-defined]
             _keep_open_files(real)
             real.text_open = partial(_open_with_crlf, real.text_open)
-            os.kill = _refused
+            os.kill = partial(_refused, os.kill)  # type: ignore[assignment]
             _require_names_of_libraries()
     _hide_proc(real)
     if system != "nowhere":
@@ -112,7 +112,7 @@ def _hide_proc(real: Any) -> None:
         name = os.fsdecode(path)
         if not name.startswith(("/proc", "/sys/")):
             return False
-        return not str(sys._getframe(2).f_globals.get("__name__", "")).startswith("psutil")
+        return not _is_psutil(sys._getframe(2))
 
     def without(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".", *given: Any, **named: Any) -> Any:
@@ -127,8 +127,14 @@ def _hide_proc(real: Any) -> None:
     io.open = builtins.open = without(real.text_open)  # type: ignore[assignment]
 
 
-def _refused(*_: Any) -> None:
-    raise AssertionError("os.kill would end the process on Windows, whatever the signal")
+def _refused(kill: Callable[[int, int], None], number: int, which: int) -> None:
+    assert _is_psutil(sys._getframe(1)), "os.kill would end the process on Windows, whatever the signal"
+    kill(number, which)
+
+
+def _is_psutil(caller: FrameType) -> bool:
+    """Return whether psutil calls, which stands for its version for another system."""
+    return str(caller.f_globals.get("__name__", "")).startswith("psutil")
 
 
 def _require_names_of_libraries() -> None:
