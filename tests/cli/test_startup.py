@@ -53,7 +53,7 @@ def test_bad_data_is_refused_before_torch_is_imported(task: str, tmp_path: Path)
 
 
 _UNUSED = {
-    *("accelerate", "bitsandbytes", "datasets", "kubernetes", "pandas", "peft", "psutil", "pyarrow", "torch._dynamo"),
+    *("accelerate", "bitsandbytes", "datasets", "kubernetes", "pandas", "peft", "pyarrow", "torch._dynamo"),
     *("torch._inductor", "torch.distributed.fsdp", "torchao", "transformers.trainer"),
 }
 _UNUSED_BEFORE_STEPS = _UNUSED | {"sympy", "torch.distributed.checkpoint", "torch.distributed.tensor"}
