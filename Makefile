@@ -76,7 +76,7 @@ demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
 test: $(HAS_TOOLS) ## Run the tests of the day: 6 minutes on two cores; `make check` has style, types, layers and docs
 	@$(PARALLEL) --ignore=tests/rules -m "$(DAY) and not slow" $(ARGS)
 
-test-slow: $(HAS_TOOLS) ## Run the tests marked slow, of complete commands that take seconds: 5 minutes
+test-slow: $(HAS_TOOLS) ## Run the tests marked slow, of complete commands that take seconds: 5 to 9 minutes
 	@$(PARALLEL) -m "$(DAY) and slow" $(ARGS)
 
 test-all: lint types layers ## Check the code, then run every test, those for the night and the gates as well: 30 minutes
@@ -110,7 +110,7 @@ soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PARALLEL) -m reliability $(ARGS)
 
 check: lint types layers ## Check style, types, import layers and the examples of the docs
-	@$(PARALLEL) tests/rules $(ARGS)
+	@$(PARALLEL) tests/rules -m "$(DAY)" $(ARGS)
 
 format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what ruff can mend
 	@$(BIN)/ruff check --fix $(CODE)
