@@ -43,7 +43,7 @@ _BAD = "import sys\nfrom whet.cli.main import run\nprint(run(sys.argv[1:]), 'tor
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(one.name for one in tasks.tasks() if one.by_engine))
 def test_bad_data_is_refused_before_torch_is_imported(task: str, tmp_path: Path) -> None:
-    """So within half a second: whoever mends a file reads the message of the next place at once."""
+    """The message comes within half a second, and the next one as soon as that place is corrected."""
     (tmp_path / "model").mkdir()
     (tmp_path / "bad.json").write_text('[{"a": 1}, ', "utf-8")
     words = [task, "--do_train", "--model_name_or_path", "model", "--train_file", "bad.json", "--output_dir", "out"]

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from whet import json_output
+from whet import json_output, system
 from whet.console import amount, plural
 from whet.errors import ConfigError, OutputError, StorageError
 from whet.optional import extra
@@ -76,9 +76,8 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    wanted = list(extras)
     known = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
-    if odd := [name for name in wanted if name not in known]:
+    if odd := [name for name in extras if name not in known]:
         raise ConfigError(
             what="whet has no such extra",
             got=", ".join(odd),
@@ -87,7 +86,7 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
         )  # fmt: skip
     found: dict[str, str] = {}
     missing: dict[str, str] = {}
-    waiting = [(DISTRIBUTION, frozenset(wanted))]
+    waiting = [(DISTRIBUTION, frozenset(extras))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, of = waiting.pop()
@@ -108,7 +107,7 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
     found.pop(DISTRIBUTION, None)
     if missing:
         odd = ", ".join(f"{package} (for {name})" for package, name in missing.items())
-        fix = f"run: pip install {extra(','.join(wanted))}" if wanted else f"run: pip install {DISTRIBUTION}"
+        fix = f"run: pip install {extra(','.join(extras))}" if extras else f"run: pip install {DISTRIBUTION}"
         raise ConfigError(what="packages are missing here", got=odd, why="a bundle is what is installed here", fix=fix)
     return dict(sorted(found.items()))
 
@@ -216,11 +215,10 @@ def pack(root: Path, output: Path) -> int:
             entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, 0, "", "", 0o644
             with path.open("rb") as file:
                 archive.addfile(entry, file)
-    with staged.open("rb") as file:
-        os.fsync(file.fileno())
-    staged.rename(output)
+    system.fsync(staged)
+    system.rename(staged, output)
     return output.stat().st_size
 
 
-def _files(root: Path) -> Iterator[Path]:
-    return iter(sorted(path for path in root.rglob("*") if path.is_file()))
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
