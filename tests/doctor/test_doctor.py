@@ -156,7 +156,7 @@ def test_kernels_option_reports_only_the_operators(kernels: dict[str, Any], caps
     assert run(["doctor", "--kernels"]) == 0
     shown = capsys.readouterr().out
     assert str(_NATIVE) in shown
-    assert "processor" not in shown
+    assert not {"processor", "memory", "software"} & {line.partition(" ")[0] for line in shown.splitlines()}
     assert set(kernels) >= {"native", "ok", "advice"}
     assert not {"machine", "software", "rates"} & set(kernels)
 

@@ -17,6 +17,7 @@ from engine import Trainer, TrainingArguments
 from tiny import FAMILIES, tiny_model, tiny_rows
 from whet.engine.forecast import Forecast, of_run
 from whet.engine.trials.precision import Passes, preserving_state
+from whet.kernels import matrix
 from whet.kernels.library import library
 from whet.models.families import deberta
 from whet.plan.rehearsal import Memory, Rehearsal, Trace
@@ -34,6 +35,14 @@ class Alive(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() == matrix.WIDENED:  # one operator to torch, whose inside no mode would see
+            x, weight, bias, n_rows = args
+            with self:
+                result = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+                return matrix.widened_product_into(result, x, weight, bias, n_rows=n_rows)
+        if func._can_decompose():
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         before = {_address(one) for one in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for one in _tensors(result):

@@ -136,6 +136,9 @@ class Rehearsal(TorchDispatchMode):
         """Return the result of an operator: computed for integers, of the right size alone for all else."""
         kwargs = kwargs or {}
         how = _how(func)
+        if how.is_composite:  # as within `_widened`, or in inference mode: what it consists of is counted
+            with self:
+                return func.decompose(*args, **kwargs)
         if how.is_view:
             return func(*args, **kwargs)
         if how.name == matrix.WIDENED:
@@ -293,6 +296,7 @@ class _How:
     """What the schema of an operator says."""
 
     name: str
+    is_composite: bool
     is_view: bool
     written: tuple[_Place, ...]
     n_returns: int
@@ -309,7 +313,8 @@ def _how(func: Any) -> _How:
     )
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     has_device = any(one.name == "device" for one in schema.arguments)
-    return _How(name, aliases or name in _ALIASES, written, len(schema.returns), has_device)
+    is_view = aliases or name in _ALIASES
+    return _How(name, func._can_decompose(), is_view, written, len(schema.returns), has_device)
 
 
 def _ruled(how: _How, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Size | None:
