@@ -48,7 +48,7 @@ def without_dropout(folder: Path) -> Path:
 
 def curves(data: Path, folder: Path, steps: int) -> dict[str, Any]:
     """Return the losses of both, and what the evaluator says of both trained models and of the command's own search."""
-    from whet.tasks.embed.job import search_task
+    from whet.tasks.embed.judging import search_task
 
     model, train = without_dropout(folder / "model"), data / "train.json"
     trainers = {

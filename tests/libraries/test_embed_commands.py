@@ -71,6 +71,24 @@ def of_library(task: str, folder: Path, **more: Any) -> Any:
     )  # fmt: skip
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def require_worst_first(out: Path) -> None:
+    """The errors are those of the predictions whose first text is a wrong one, from the last place up; they are counted
+    and the report shows them."""
+    listed, counted = lines_of(out / "errors.jsonl"), json.loads((out / "eval_results.json").read_text("utf-8"))
+    ranks = [line["rank"] or np.inf for line in listed]
+    n_wrong = sum(rank != 1 for rank in ranks)
+    assert ranks == sorted(ranks, reverse=True)
+    assert n_wrong == sum(line["rank"] != 1 for line in lines_of(out / "eval_predictions.jsonl"))
+    assert (counted["eval_queries_wrong"], counted["eval_queries_judged"]) == (n_wrong, N_ROWS)
+    page = (out / "report.html").read_text("utf-8")
+    assert listed[0]["text"] in page
+    assert 'data-label="rank"' in page
+
+
 EMBED: dict[str, tuple[dict[str, list[Any]], list[object], Any]] = {
     "pairs": ({"frage": texts(1), "antwort": texts(2)}, [], losses.MultipleNegativesRankingLoss),
     "cached, matryoshka": (
@@ -114,6 +132,14 @@ def test_embed_has_the_curve_and_metrics_of_the_library(case: str, encoder_folde
     found = json.loads((out / "eval_results.json").read_text("utf-8"))
     if "fits" in columns:
         assert {"eval_spearman_cosine", "start_spearman_cosine"} <= found.keys()
+        one, two = (trained.encode(columns[name]) for name in ("one", "two"))
+        predicted = trained.similarity_pairwise(one, two).numpy()
+        told = lines_of(out / "eval_predictions.jsonl")
+        np.testing.assert_allclose([line["predicted"] for line in told], predicted, atol=1e-5)
+        apart = np.abs(np.argsort(np.argsort(predicted)) - np.argsort(np.argsort(columns["fits"])))
+        listed = lines_of(out / "errors.jsonl")
+        n = told.index(next(line for line in told if line["row"] == listed[0]["row"]))
+        assert abs(apart[n] - apart.max()) <= 1  # equal scores of the data share their places
         return
     first, second, *others = columns.values()
     corpus = {f"d{n}": text for n, text in enumerate([*second, *(text for column in others for text in column)])}
@@ -123,6 +149,15 @@ def test_embed_has_the_curve_and_metrics_of_the_library(case: str, encoder_folde
     own = evaluator(trained)
     for name in ("cosine_ndcg@10", "cosine_mrr@10", "cosine_recall@5"):
         assert found[f"eval_{name}"] == pytest.approx(own[name], abs=METRIC_TOLERANCE)
+    require_worst_first(out)
+    table = trained.similarity(trained.encode_query(first), trained.encode_document([*corpus.values()])).numpy()
+    for n, line in enumerate(lines_of(out / "eval_predictions.jsonl")):
+        assert line["text"] == first[n]
+        assert line["predicted"] == [*corpus.values()][table[n].argmax()]
+        if line["rank"] is not None:
+            assert line["expected"] == second[n]
+            least, most = (1 + (np.delete(table[n], n) > table[n][n] + near).sum() for near in (1e-6, -1e-6))
+            assert least <= line["rank"] <= most
     card = (out / "README.md").read_text("utf-8")
     assert "sentence-transformers" in card
     assert str(tmp_path) not in card
@@ -248,6 +283,15 @@ def test_rerank_has_the_curve_and_scores_of_the_library(case: str, encoder_folde
     trained = library.CrossEncoder(str(out), device="cpu")
     pairs = [*zip(columns["query"], columns["text"], strict=True)]
     np.testing.assert_allclose([row["score"] for row in rows], trained.predict(pairs), atol=1e-5)
+    told = lines_of(out / "eval_predictions.jsonl")
+    if case == "scores":
+        np.testing.assert_allclose([line["predicted"] for line in told], trained.predict(pairs), atol=1e-5)
+        return
+    require_worst_first(out)
+    for key in ("expected", "predicted"):
+        wanted = trained.predict([(line["text"], line[key]) for line in told])
+        np.testing.assert_allclose([line[f"score_of_{key}"] for line in told], wanted, atol=1e-5)
+    assert all(line["score_of_predicted"] >= line["score_of_expected"] for line in told)
 
 
 def test_mined_negatives_train_a_reranker_that_orders_a_search(

@@ -24,7 +24,8 @@ from whet.jobs.tokenising.encode import row_length
 from whet.models.loading.load import max_positions
 from whet.models.loading.quiet import quiet
 from whet.tasks.embed.folders import Kind
-from whet.tasks.embed.job import rank_evaluator, search_evaluator, words_of
+from whet.tasks.embed.job import words_of
+from whet.tasks.embed.judging import judge_embedder, judge_reranker
 from whet.tasks.embed.models import DOCUMENT_PROMPTS, computed_by, library, load, set_length
 from whet.tasks.embed.pairs import Pairs
 from whet.watch import files as output_files
@@ -153,9 +154,10 @@ class SentenceModel:
             return None
         if self._judged is None:
             if self.task.name == "rerank":
-                evaluator, name = rank_evaluator(self.pairs, self.batch_rows)
+                judge = judge_reranker(self.pairs, self.batch_rows)
             else:
-                evaluator, name = search_evaluator(self.pairs, self.model, self.batch_rows)
+                judge = judge_embedder(self.pairs, self.model, self.batch_rows)
+            evaluator, name = judge.evaluator, judge.primary
             self._judged = evaluator, name, _value(evaluator, name, self.model)
         evaluator, name, of_torch = self._judged
         found = _value(evaluator, name, computed_by(compute, about, self.tokenizer, self.config))

@@ -348,7 +348,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
             row |= {"expected_at": expected.index(row["expected"]), "predicted_at": predicted.index(row["predicted"])}
     else:
         expected = predicted = []
-    numbers = [name for name in ("probability", "loss") if any(row[name] is not None for row in rows)]
+    numbers = [name for name in ("probability", "loss", "rank") if any(row[name] is not None for row in rows)]
     numbers += ["row"] if any(row["row"] is not None for row in rows) else []
     return {
         "id": f"{one.prefix}-examples",
@@ -371,6 +371,13 @@ def _caption(one: Examples, task: Any) -> str:
     if any(known):
         missing = "" if all(known) else f"; {UNKNOWN}: it is not among the model's best"
         rest += f" The probability is that of the expected answer{missing}."
+    if any("rank" in row for row in one.rows):
+        far = (
+            f"; {UNKNOWN}: it is not among the first hundred"
+            if any(row.get("rank") is None for row in one.rows)
+            else ""
+        )
+        rest += f" The rank is the place of the first text that fits the query{far}."
     if one.n_wrong is None:
         stretch = " Expected is the hardest stretch of the text; predicted, the likeliest tokens in its place."
         return f"{plural(n_all, 'example')} of the {split} split, worst first.{rest}{stretch if task == 'lm' else ''}"
@@ -397,6 +404,7 @@ def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
         "expected": expected, "predicted": predicted, "is_right": None,
         "expected_at": None, "predicted_at": None,
         "probability": number(row.get("probability")), "loss": number(row.get("loss")),
+        "rank": number(row.get("rank")),
         "row": row["row"] if isinstance(row.get("row"), int | str) else None,
     }  # fmt: skip
 

@@ -7,7 +7,6 @@ and folder are the library's; padding, checkpoints, signals and guards are whet'
 from __future__ import annotations
 
 import json
-import random
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
 from whet.hf.trainer import Trainer
+from whet.jobs.judging import write
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import settings_with_sources
@@ -39,6 +39,7 @@ from whet.precision import compare as formats
 from whet.store import compare, find
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
 from whet.tasks.embed.folders import kind_of_folder
+from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker, search_task
 from whet.tasks.embed.models import library, load, optimized, set_length
 from whet.tasks.embed.pairs import Pairs
 from whet.watch import files as output_files
@@ -59,8 +60,6 @@ _NAMED_ELSEWHERE = {
 """Settings that the command itself carries out, or hands to the trainer under another name."""
 _MEASURED = 2000
 """Texts of a column whose lengths are measured."""
-_CANDIDATES = 20
-"""Texts that a reranker orders for each query of the evaluation, if the data names none that do not fit."""
 _LINE_EVERY_S = 20.0
 _SHOWN = {
     "ndcg@10": "NDCG@10", "mrr@10": "MRR@10", "map@100": "MAP@100", "map": "MAP", "recall@1": "recall@1",
@@ -91,9 +90,8 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     if columns is not None and prompts:
         prompts = {one: prompts["query" if one == "anchor" else "document"] for one in columns}
     judged = examples.get("validation")
-    batch = args.per_device_eval_batch_size
-    evaluator, primary = search_evaluator(judged, model, batch) if judged is not None else (None, "")
-    plan = _Plan("embed", model, columns, loss, name, evaluator, primary, prompts)
+    judge = None if judged is None else judge_embedder(judged, model, args.per_device_eval_batch_size)
+    plan = _Plan("embed", model, columns, loss, name, judge, prompts)
     return _run(job, args, examples, plan, {"symmetric": name == "CoSENTLoss"})
 
 
@@ -131,9 +129,8 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
     loss = getattr(losses, name)(model, **options)
     columns = None if train is None else train.columns() if name in IN_BATCH else _labelled(train)
     judged = examples.get("validation")
-    batch = args.per_device_eval_batch_size
-    evaluator, primary = rank_evaluator(judged, batch) if judged is not None else (None, "")
-    return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, evaluator, primary), {})
+    judge = None if judged is None else judge_reranker(judged, args.per_device_eval_batch_size)
+    return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, judge), {})
 
 
 def tables(run: PairRun) -> list[str]:
@@ -173,9 +170,8 @@ class _Plan:
     """None: nothing is trained."""
     loss: Any
     loss_name: str
-    evaluator: Any
-    primary: str
-    """The metric that the evaluator judges a model by."""
+    judge: PairJudge | None
+    """None: nothing is judged."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Column -> the text before each of its texts."""
 
@@ -325,77 +321,6 @@ def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
 # ---- evaluation ----
 
 
-def search_evaluator(pairs: Pairs, model: Any, batch: int) -> tuple[Any, str]:
-    """Return the library's evaluator for these pairs, and its main metric: a search, or the order of scores."""
-    evaluation, shown = library("sentence_transformer.evaluation"), {"write_csv": False}
-    similarity = str(model.similarity_fn_name)
-    if pairs.scores is not None:
-        of_scores = evaluation.EmbeddingSimilarityEvaluator(
-            pairs.anchors, pairs.positives, pairs.scores, batch_size=batch, **shown
-        )
-        return of_scores, f"spearman_{similarity}"
-    queries, corpus, relevant = search_task(pairs)
-    search = evaluation.InformationRetrievalEvaluator(
-        queries, corpus, relevant, precision_recall_at_k=[1, 5, 10], accuracy_at_k=[1, 5, 10], batch_size=batch,
-        truncate_dim=None, **shown,
-    )  # fmt: skip
-    if len(pairs.negatives) != 1:
-        return search, f"{similarity}_ndcg@10"
-    order = evaluation.TripletEvaluator(pairs.anchors, pairs.positives, pairs.negatives[0], batch_size=batch, **shown)
-    both = evaluation.SequentialEvaluator([order, search])
-    return both, f"{similarity}_ndcg@10"
-
-
-def search_task(pairs: Pairs) -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
-    """Return queries, corpus and relevant texts by id: each text once, a query with all of its right texts."""
-    texts = dict.fromkeys([*pairs.positives, *(text for column in pairs.negatives for text in column)])
-    id_of = {text: f"d{n}" for n, text in enumerate(texts)}
-    query_of = {text: f"q{n}" for n, text in enumerate(dict.fromkeys(pairs.anchors))}
-    relevant: dict[str, set[str]] = {name: set() for name in query_of.values()}
-    for anchor, positive in zip(pairs.anchors, pairs.positives, strict=True):
-        relevant[query_of[anchor]].add(id_of[positive])
-    return {name: text for text, name in query_of.items()}, {name: text for text, name in id_of.items()}, relevant
-
-
-def rank_evaluator(pairs: Pairs, batch: int) -> tuple[Any, str]:
-    """Return the library's evaluator of a reranker, and its main metric: an order of texts, or that of scores."""
-    evaluation = library("cross_encoder.evaluation")
-    samples = rank_task(pairs)
-    if samples:
-        return evaluation.CrossEncoderRerankingEvaluator(samples, batch_size=batch, write_csv=False), "ndcg@10"
-    return evaluation.CrossEncoderCorrelationEvaluator(
-        [*zip(pairs.anchors, pairs.positives, strict=True)], [*(pairs.scores or ())], write_csv=False
-    ), "spearman"
-
-
-def rank_task(pairs: Pairs) -> list[dict[str, Any]]:
-    """Return the queries with texts that fit and texts that do not; empty for scores between 0 and 1.
-
-    Without texts that do not fit, others of the data are drawn, the same in each run.
-    """
-    right: dict[str, dict[str, None]] = {}
-    wrong: dict[str, dict[str, None]] = {}
-    if pairs.scores is not None:
-        if not {*pairs.scores} <= {0.0, 1.0}:
-            return []
-        for anchor, text, score in zip(pairs.anchors, pairs.positives, pairs.scores, strict=True):
-            (right if score else wrong).setdefault(anchor, {})[text] = None
-    else:
-        for n, anchor in enumerate(pairs.anchors):
-            right.setdefault(anchor, {})[pairs.positives[n]] = None
-            wrong.setdefault(anchor, {}).update(dict.fromkeys(column[n] for column in pairs.negatives))
-        if not pairs.negatives:
-            every, draw = list(dict.fromkeys(pairs.positives)), random.Random(0)  # noqa: S311
-            for anchor, texts in right.items():
-                drawn = draw.sample(every, min(len(every), _CANDIDATES + len(texts)))
-                wrong[anchor] = dict.fromkeys([one for one in drawn if one not in texts][:_CANDIDATES])
-    return [
-        {"query": anchor, "positive": [*texts], "negative": negatives}
-        for anchor, texts in right.items()
-        if (negatives := [one for one in wrong.get(anchor, {}) if one not in texts])
-    ]
-
-
 # ---- the trainer ----
 
 
@@ -518,7 +443,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
     names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}
     given = {name: getattr(args, name) for name in names}
     asked = args.metric_for_best_model
-    best = plan.primary if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
+    best = (plan.judge.primary if plan.judge else "") if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
     sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
     given |= {
         "batch_sampler": sampler,
@@ -540,7 +465,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         args=args_kind(**given),
         train_dataset=None if plan.columns is None else Dataset.from_dict(plan.columns),
         loss=plan.loss,
-        evaluator=plan.evaluator,
+        evaluator=plan.judge and plan.judge.evaluator,
         callbacks=[_Lines(), RecordCallback(report_html=False, facts=facts)],
     )
     for shown in (PrinterCallback, ProgressCallback):
@@ -576,7 +501,7 @@ def _run(
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, dict(reading))
+    return PairRun(trainer, args, examples, dict(reading), plan.judge)
 
 
 def _judged_on(pairs: Pairs) -> str:
@@ -684,6 +609,7 @@ class PairRun:
     """By split."""
     reading: Mapping[str, Any]
     """How the trained model is used: kept next to it, for `whet predict`."""
+    judge: PairJudge | None = None
     before: dict[str, float] = field(default_factory=dict)
     """Metrics of the model before the training, without a prefix."""
     after: dict[str, float] = field(default_factory=dict)
@@ -708,9 +634,10 @@ class PairRun:
                 self._save(dict(trained.metrics))
             if args.do_eval:
                 self.after = self._evaluate()
+                counts = self._list_worst()
                 found = {f"eval_{name}": value for name, value in self.after.items()}
                 found |= {f"start_{name}": value for name, value in self.before.items()}
-                self._record("validation", found | {"eval_samples": len(self.examples["validation"])})
+                self._record("validation", found | counts | {"eval_samples": len(self.examples["validation"])})
                 if args.do_train:
                     with output_files.stored("README.md cannot be written", Path(args.output_dir)):
                         self.trainer.create_model_card()  # with the metrics of the trained model
@@ -725,6 +652,14 @@ class PairRun:
             for name, value in found.items()
             if name.startswith("eval_") and not name.endswith(names)
         }
+
+    def _list_worst(self) -> dict[str, float]:
+        """Write what the last evaluation found of each example, and the worst; return their numbers."""
+        if self.judge is None:
+            return {}
+        folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
+        counts, self.worst = write(self.judge.examples(self.trainer.model), "eval", self.judge.unit, folder, on_error)
+        return counts
 
     def _save(self, metrics: dict[str, Any]) -> None:
         self.trainer.save_model()
