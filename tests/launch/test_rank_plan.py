@@ -1,4 +1,4 @@
-"""Which cores each rank gets, on machines of many kinds."""
+"""Which cores each rank gets, on machines of many kinds, and which rank is blamed if they end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from machines import MACHINES
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.launch.picture import drawn
+from whet.launch.rank import Ended, first_failure
 
 AUTO = {
     "laptop, hybrid": (1, 14),
@@ -127,3 +128,17 @@ def test_the_picture_fits_80_columns(name: str, tmp_path: Path) -> None:
     for n_ranks in (None, 1, 2, 3):
         if n_ranks is None or n_ranks <= AUTO[name][1]:
             assert max(map(len, drawn("node-17", own, plan_ranks(own, n_ranks=n_ranks)))) <= 80
+
+
+def test_a_killed_rank_is_blamed_and_not_those_that_lost_it() -> None:
+    """Which host hears of the end first is chance; an error or an abort in the same moment may follow from a kill."""
+
+    def ended(rank: int, code: int, at: float, *, by_itself: bool = True) -> Ended:
+        return Ended(rank, code, at, by_itself, "")
+
+    asked, aborted = ended(3, 137, 4.0, by_itself=False), ended(2, 134, 4.9)
+    lost, killed = ended(0, 1, 5.0), ended(1, 137, 5.1)
+    assert first_failure([asked, aborted, lost, killed]) == killed
+    assert first_failure([asked, lost, aborted]) == aborted
+    assert first_failure([asked, ended(1, 0, 3.0)]) == asked
+    assert first_failure([ended(1, 0, 3.0)]) is None

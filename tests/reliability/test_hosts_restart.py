@@ -31,10 +31,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def job(model: Path, folder: Path) -> list[str]:
-    """Return a run with a checkpoint every second step."""
+    """Return a run with a checkpoint every second step, and enough steps that a kill after the first comes in time."""
     folder.mkdir()
     (folder / "train.json").write_text(json.dumps(squad()), "utf-8")
-    options = {"per_device_train_batch_size": 4, "train_file": folder / "train.json", "max_steps": 16}
+    options = {"per_device_train_batch_size": 4, "train_file": folder / "train.json", "max_steps": 60}
     return command(model, folder / "out", "--do_train", save_strategy="steps", save_steps=2, **options)
 
 
@@ -54,7 +54,7 @@ def test_weights_after_a_killed_rank_are_those_of_a_run_without(
     os.kill(found[0], signal.SIGKILL)
     code, _, err = ended(process, 200)
     assert code == 0, err
-    assert f"rank {rank} on {host} was killed by signal 9" in err
+    assert f"rank {rank} on {host} was killed by signal 9" in err, err
     assert "restart 1 of 1, on all hosts" in err
     words = job(encoder, tmp_path / "calm")
     code, _, err = ended(hosts.over_ssh("h1,h2", *options, folder=tmp_path, command=words), 200)

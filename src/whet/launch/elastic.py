@@ -116,6 +116,8 @@ def _run_agent(
         if not _all_came(store, meeting, port, asked):
             return None
     except RuntimeError as error:
+        if asked.to_end:  # node 0 was asked, too, and has ended before this one
+            return None
         raise _lost(meeting, port, error) from error
     rounds = _rounds(store, meeting, port)
     rendezvous_handler_registry.register("whet", lambda _: rounds)
@@ -135,6 +137,8 @@ def _run_agent(
     except ChildFailedError as error:
         return {number: failure.exitcode for number, failure in error.failures.items()}
     except RuntimeError as error:
+        if asked.to_end:
+            return None
         raise _lost(meeting, port, error) from error
     finally:
         asked.interrupts = None

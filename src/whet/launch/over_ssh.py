@@ -33,7 +33,7 @@ from whet.console import plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
 from whet.hardware import network
 from whet.launch.arguments import HostsArguments, LaunchArguments
-from whet.launch.rank import ENDING, NOT_STARTED_AGAIN, SAVE_S, STOP_S, handled, say
+from whet.launch.rank import ENDING, NOT_STARTED_AGAIN, SAVE_S, STOP_S, blame, handled, say
 from whet.launch.run import require_startable
 from whet.version import DISTRIBUTION, __version__
 
@@ -530,8 +530,8 @@ def _run(job: _Job, orders: Sequence[Orders]) -> tuple[_Failure | None, list[sig
         for one in running:
             for reader in one.readers:
                 reader.join(STOP_S if failures else None)
-    own = [one for one in failures if one.by_itself]
-    return min(own or failures, key=lambda one: one.at, default=None), signals
+    first = min(failures, key=lambda one: blame(one.code, one.at, by_itself=one.by_itself), default=None)
+    return first, signals
 
 
 def _failures(one: _Running) -> list[_Failure]:

@@ -117,10 +117,19 @@ def endings(folder: Path, attempt: int) -> list[Ended]:
     return sorted(found, key=lambda one: one.at)
 
 
+def blame(code: int, at: float, *, by_itself: bool) -> tuple[bool, bool, float]:
+    """Return what orders failures: the least is the cause.
+
+    Ranks that were asked to end come last. Of the others the killed come first: what lost them fails in the same moment
+    with an error, or aborts.
+    """
+    return not by_itself, code <= 128 or code == 128 + signal.SIGABRT, at
+
+
 def first_failure(ended: Sequence[Ended]) -> Ended | None:
-    """Return the first rank that failed by itself, or else the first of those that were asked to end."""
+    """Return the rank whose failure ended the others; None if none failed."""
     failed = [one for one in ended if one.code != EXIT_OK]
-    return next((one for one in failed if one.by_itself), next(iter(failed), None))
+    return min(failed, key=lambda one: blame(one.code, one.at, by_itself=one.by_itself), default=None)
 
 
 def say_failed(failed: Ended) -> None:
