@@ -62,7 +62,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src -name '
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers
-.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel release-check test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel release-check test-wheel test-matrix image-pins image-check test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -158,6 +158,15 @@ wheel: dist/.made-x86_64 dist/.made-aarch64 dist/.made-any ## Build the wheels i
 
 release-check: wheel ## Check what a release would upload: archives, metadata, README, an installation from an index of this machine; 4 minutes
 	@$(WHEEL_ENV)/bin/python tools/release/check.py $(ARGS)
+
+test-matrix: $(HAS_TOOLS) dist/.made-$(shell uname -m) ## Run the core of the tests with other versions of Python, torch and transformers, and write docs/versions.md: 3 to 6 minutes each of a dozen
+	@$(BIN)/python tools/versions/matrix.py $(ARGS)
+
+image-pins: $(HAS_TOOLS) ## Write docker/requirements.txt: the versions of this environment, which the tests ran with
+	@$(BIN)/python tools/containers/pins.py
+
+image-check: $(HAS_TOOLS) ## Build the image by docker, podman or buildah, and train in it; buildah (as root) needs no registry: 5 minutes
+	@$(BIN)/python tools/containers/check.py $(ARGS)
 
 test-wheel: $(HAS_TOOLS) dist/.made-x86_64 ## Install the x86-64 wheel in a fresh environment without a compiler, and train: 3 minutes
 	@$(PYTEST) tests/wheel/installed.py $(ARGS)

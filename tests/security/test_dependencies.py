@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def _floor(requirement: Requirement) -> Version:
     return max(Version(one.version) for one in requirement.specifier if one.operator in (">=", "==", "~="))
 
 
+_IMAGE = Path(__file__).resolve().parents[2] / "docker" / "requirements.txt"
 _CORE = {_name(one): one for one in map(Requirement, _PROJECT["dependencies"])}
 _EXTRAS = {
     extra: {_name(one): one for one in map(Requirement, words)}
@@ -56,3 +58,14 @@ def test_no_version_with_a_known_hole_is_allowed() -> None:
     assert low == []
     assert {"torch", "safetensors", "transformers"} <= _CORE.keys()
     assert all(any(one.operator == ">=" for one in requirement.specifier) for requirement in _CORE.values())
+
+
+def test_the_image_has_all_that_whet_needs_and_nothing_older() -> None:
+    lines = [line for line in _IMAGE.read_text("utf-8").splitlines() if not line.startswith("#")]
+    pins = {_name(one): next(iter(one.specifier)).version for one in map(Requirement, lines)}
+    needed = {**_CORE, **_EXTRAS["peft"], **_EXTRAS["tag"]}
+    wanted = {name: one for name, one in needed.items() if one.marker is None or one.marker.evaluate()}
+    assert wanted.keys() - pins.keys() == {"torch"}  # which the Dockerfile itself installs, from an index for CPUs
+    assert [one for name, one in wanted.items() if name in pins and pins[name] not in one.specifier] == []
+    for name in pins:
+        assert Distribution.from_name(name), f"{name} is pinned, and not installed beside these tests: make image-pins"
