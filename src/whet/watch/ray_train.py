@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,11 @@ class RayReport(TrainerCallback):
     def last_checkpoint() -> str | None:
         """Return a folder with the last checkpoint that was reported, for `resume_from_checkpoint`; None at a start.
 
-        After a failure, Ray starts the workers again, maybe on other machines, and hands them this checkpoint.
+        After a failure, Ray starts the workers again, maybe on other machines, and hands them this checkpoint. One that
+        is not in a folder of this machine is copied to a temporary folder of this process, which goes with it.
         """
         found = _ray_train().get_checkpoint()
-        return None if found is None else found.to_directory()
+        return None if found is None else folder_of(found)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         self._metrics |= {"step": state.global_step} | dict(logs or {})
@@ -48,6 +52,20 @@ class RayReport(TrainerCallback):
         if state.is_world_process_zero and (folders := find.list_all(Path(args.output_dir))):
             checkpoint = self._train.Checkpoint.from_directory(str(folders[-1]))
         self._train.report(dict(self._metrics), checkpoint=checkpoint)
+
+
+def folder_of(checkpoint: Any) -> str:
+    """Return a folder with the files of a Ray Checkpoint: its own, or a copy for this process alone.
+
+    Ray's own temporary folder is shared by the workers of a node, and the second of them writes its files again while
+    the first reads them.
+    """
+    path = Path(checkpoint.path)
+    if path.is_absolute() and path.is_dir() and type(checkpoint.filesystem).__name__ == "LocalFileSystem":
+        return str(path)
+    copy = tempfile.mkdtemp(prefix="whet-checkpoint-")
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    return checkpoint.to_directory(copy)
 
 
 def _ray_train() -> Any:
