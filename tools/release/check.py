@@ -15,21 +15,17 @@ import argparse
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import venv
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from steps import ROOT, copy_tracked, fail, index, run, say
+
 DIST = ROOT / "dist"
 NAME = "whet-train"
 TORCH = re.search(r"^TORCH\s*:= (torch==\S+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
@@ -53,9 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for earlier in DIST.glob("*.tar.gz"):
         earlier.unlink()
     with tempfile.TemporaryDirectory(prefix="whet-sdist-") as folder:  # what git tracks, without environments
-        for name in run(["git", "-C", str(ROOT), "ls-files", "-z"]).split("\0")[:-1]:
-            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, Path(folder) / name)
+        copy_tracked(Path(folder))
         tool("build", "--sdist", "--outdir", str(DIST), folder)
     archives = sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
     check_archives(archives, version)
@@ -65,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
     write_notes(version)
     with tempfile.TemporaryDirectory(prefix="whet-release-") as scratch:
         check_sdist(next(path for path in archives if path.suffix == ".gz"), Path(scratch))
-        with index(archives, Path(scratch)) as address:
+        with index({NAME: archives}) as address:
             check_choice(address, Path(scratch))
             if not args.no_install:
                 check_installation(address, Path(scratch), version)
@@ -122,30 +116,6 @@ def files_of(wheel: Path) -> set[str]:
         return {one for one in archive.namelist() if one[-1] != "/" and not one.split("/")[0].endswith(".dist-info")}
 
 
-@contextmanager
-def index(archives: Sequence[Path], scratch: Path) -> Iterator[str]:
-    """Serve an index with these archives on this machine while the block runs (PEP 503); gives its address."""
-    folder = scratch / "simple" / NAME
-    folder.mkdir(parents=True)
-    for path in archives:
-        (folder / path.name).symlink_to(path)
-    links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in archives)
-    (folder / "index.html").write_text(links, "utf-8")
-    (folder.parent / "index.html").write_text(f'<a href="{NAME}/">{NAME}</a>\n', "utf-8")
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Print no line for each request."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(scratch)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple/"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def check_choice(address: str, scratch: Path) -> None:
     """Exit unless pip takes the right wheel from the index, for each platform."""
     for platform, ending in CHOSEN.items():
@@ -190,25 +160,6 @@ def write_notes(version: str) -> None:
 def tool(module: str, *words: str, env: Mapping[str, str] | None = None) -> str:
     """Run a tool of this environment; exit with its output if it fails."""
     return run([sys.executable, "-m", module, *words], env)
-
-
-def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Return what the command prints; exit with all of its output if it fails."""
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(f"{' '.join(command[:5])} ended with {done.returncode}", (done.stdout + done.stderr)[-4000:], "see above")
-    return done.stdout
-
-
-def say(what: str, with_what: str) -> None:
-    """Print one line of the result."""
-    sys.stdout.write(f"ok  {what}: {with_what}\n")
-    sys.stdout.flush()
-
-
-def fail(what: str, got: str, fix: str) -> None:
-    """Exit with 1 and these three lines."""
-    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from steps import CPU_INDEX, ROOT, copy_tracked, run
+
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = ROOT / "docs" / "versions.md"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SUITES = {"3.13": "trixie", "3.14": "forky"}
 """Python -> the suite of Debian that has it."""
 CORE = ("kernels", "families", "equal", "hf", "train", "optim", "parity", "objectives", "data", "config", "qa")
@@ -165,9 +166,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     bad = False
     for cell in [] if args.page else cells:
-        say(f"{cell.name}: installing")
+        tell(f"{cell.name}: installing")
         result = measured(cell, args.roots, args.tests)
-        say(f"{cell.name}: {outcome(result)}" + "".join(f"\n  {name}" for name in result.failed[:20]))
+        tell(f"{cell.name}: {outcome(result)}" + "".join(f"\n  {name}" for name in result.failed[:20]))
         bad = bad or bool(result.failed)
         if not args.tests:
             store(cell, result)
@@ -177,7 +178,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def measured(cell: Cell, roots: Path | None, tests: Sequence[str]) -> Result:
     """Install a cell and run its tests."""
-    result = Result(asdict(cell), day=time.strftime("%Y-%m-%d"), commit=git("rev-parse", "--short", "HEAD").strip())
+    result = Result(
+        asdict(cell),
+        day=time.strftime("%Y-%m-%d"),
+        commit=run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]).strip(),
+    )
     try:
         place = place_of(cell.python, roots)
         result.system = place.system
@@ -224,7 +229,7 @@ def make_root(suite: str, root: Path) -> None:
 
 def fill(result: Result, cell: Cell, place: Place, folder: Path, tests: Sequence[str]) -> None:
     """Install the cell in this folder, run the tests there, and write what became of it to the result."""
-    copy_tests(folder)
+    copy_tracked(folder, without="src/")  # which the wheel has
     (wheel,) = (ROOT / "dist").glob(f"whet_train-*_{platform.machine()}.whl")
     shutil.copy2(wheel, folder)
     python = place.inside(folder / "env/bin/python")
@@ -263,15 +268,7 @@ def fill(result: Result, cell: Cell, place: Place, folder: Path, tests: Sequence
     if result.failed:
         kept = Path(tempfile.gettempdir()) / f"whet-{re.sub(r'[^a-z0-9.]+', '-', cell.name)}.txt"
         kept.write_text(done.stdout + done.stderr, "utf-8")
-        say(f"  the tests' output is in {kept}")
-
-
-def copy_tests(folder: Path) -> None:
-    """Copy what git tracks, without the sources, which the wheel has."""
-    for name in git("ls-files", "-z").split("\0")[:-1]:
-        if not name.startswith("src/"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+        tell(f"  the tests' output is in {kept}")
 
 
 def answers(address: str) -> bool:
@@ -322,12 +319,7 @@ def write_page() -> None:
     PAGE.write_text(before + begin + "\n".join(rows) + "\n" + end + rest.partition(end)[2], "utf-8")
 
 
-def git(*words: str) -> str:
-    """Return what git prints about this repository."""
-    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout
-
-
-def say(line: str) -> None:
+def tell(line: str) -> None:
     """Print one line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

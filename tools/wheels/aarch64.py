@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from steps import ROOT, fail, run
+
 FOLDER = ROOT / ".venv-aarch64"
 DEBS = FOLDER / "debian"
 EMULATOR = "qemu-aarch64-static"
@@ -102,18 +104,6 @@ def pip_install(*words: str) -> None:
     options = ["--target", str(target), "--python-version", python, "--only-binary=:all:", "--no-compile", "--quiet"]
     platforms = [f"--platform={name}" for name in PLATFORMS]
     run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *options, *platforms, *words])
-
-
-def run(command: Sequence[str]) -> None:
-    """Run a tool; show its output only if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        fail(f"{' '.join(command[:4])} ... ended with {done.returncode}", done.stdout[-4000:], "see above")
-
-
-def fail(what: str, got: str, fix: str) -> None:
-    """Exit with 1 and these three lines."""
-    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
 
 
 if __name__ == "__main__":

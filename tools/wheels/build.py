@@ -24,7 +24,9 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from steps import ROOT, fail, run
+
 ANY = "any"
 MACHINES = ("x86_64", "aarch64", ANY)
 NEWEST_GLIBC = (2, 28)
@@ -134,18 +136,6 @@ def put(wheel: Path, machine: str, folder: Path) -> Path:
     for earlier in folder.glob(f"whet_train-*[-_]{machine}.whl"):
         earlier.unlink()
     return Path(shutil.copy2(wheel, folder))
-
-
-def run(command: Sequence[str], env: dict[str, str]) -> None:
-    """Run a tool; show its output only if it fails."""
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        fail(f"{' '.join(command[1:4])} ended with {done.returncode}", done.stdout[-4000:], "see above")
-
-
-def fail(what: str, got: str, fix: str) -> None:
-    """Exit with 1 and these three lines."""
-    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
 
 
 if __name__ == "__main__":
