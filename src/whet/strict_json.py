@@ -73,7 +73,8 @@ def parse(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, in
 
 def _checker(text: str, in_lines: bool) -> str:
     """Return the command that checks such a file: one value, or one on each line."""
-    return "python -m json.tool --json-lines FILE" if in_lines or _LINES.match(text) else "python -m json.tool FILE"
+    # read from its input: Python 3.13 closes a file that it is given before it has read the lines
+    return "python -m json.tool --json-lines < FILE" if in_lines or _LINES.match(text) else "python -m json.tool FILE"
 
 
 def skip_space(text: str, start: int = 0) -> int:
