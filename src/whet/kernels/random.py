@@ -135,5 +135,5 @@ def _mixed(*words: int) -> int:
         x = ((x ^ word) + 0x9E3779B97F4A7C15) & _MASK64
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
         x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK64
-        x ^= x >> 31
+        x = x ^ x >> 31  # torch 2.11 compiles no ^=
     return x
