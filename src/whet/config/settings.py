@@ -102,7 +102,7 @@ def help_texts(cls: type) -> dict[str, str]:
     A field whose metadata has a `listing` continues with the names of a registry.
     """
     texts: dict[str, str] = {}
-    for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
+    for declaring in (base for base in cls.__mro__ if inspect.get_annotations(base)):
         texts = _texts_in(declaring) | texts
     listings = {one.name: _LISTINGS[one.metadata["listing"]] for one in fields(cls) if "listing" in one.metadata}
     return texts | {name: f"{texts[name]} {listing()}" for name, listing in listings.items() if name in texts}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import stat
 from pathlib import Path
 
 from whet.data.files.bad_rows import Rejected
@@ -68,11 +69,12 @@ def require_file(path: Path) -> None:
         "name a file, such as a copy of what a pipe gives; in training, a data set of the hub goes into --dataset_name"
     )
     try:
-        if not path.exists():
-            raise DataError(what=f"{path}: no such file", why="the data is read from it", fix="correct the path")
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        mode = path.stat().st_mode  # where `exists` swallows a refusal of the system, from Python 3.14 on
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
             raise DataError(what=f"{path}: this is {what}, not a file", why="data is read from a file", fix=fix)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # of a name with a null byte
+        raise DataError(what=f"{path}: no such file", why="the data is read from it", fix="correct the path") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
