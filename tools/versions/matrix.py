@@ -244,7 +244,7 @@ def fill(result: Result, cell: Cell, place: Place, folder: Path, tests: Sequence
     others = [f"transformers=={cell.transformers}" if cell.transformers else "transformers"]
     check(
         place.run([*install, f"whet-train[{EXTRAS}] @ {place.inside(folder / wheel.name)}", *others, *TOOLS], folder),
-        "whet cannot be installed beside it",
+        "whet cannot be installed next to it",
     )
     result.seconds["installing"] = round(time.monotonic() - began, 1)
     seen = place.run([python, "-c", SEEN], folder)
