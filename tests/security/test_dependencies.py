@@ -68,4 +68,6 @@ def test_the_image_has_all_that_whet_needs_and_nothing_older() -> None:
     assert wanted.keys() - pins.keys() == {"torch"}  # which the Dockerfile itself installs, from an index for CPUs
     assert [one for name, one in wanted.items() if name in pins and pins[name] not in one.specifier] == []
     for name in pins:
-        assert Distribution.from_name(name), f"{name} is pinned, and not installed beside these tests: make image-pins"
+        assert Distribution.from_name(name), (
+            f"{name} is pinned, and not installed where these tests run: make image-pins"
+        )

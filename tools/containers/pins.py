@@ -5,11 +5,11 @@ Run by the Python that the tests ran with, so that the image has what they were 
 
 from __future__ import annotations
 
-import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 FILE = Path(__file__).resolve().parents[2] / "docker" / "requirements.txt"
 EXTRAS = ("peft", "tag")
@@ -38,7 +38,7 @@ def needed(name: str, extras: tuple[str, ...] = ()) -> dict[str, str]:
         seen.add(one)
         for text in distribution(one[0]).requires or ():
             need = Requirement(text)
-            own = canonical(need.name)
+            own = canonicalize_name(need.name)
             if own == "torch" or not any(applies(need, extra) for extra in (*one[1], "")):
                 continue
             try:
@@ -52,11 +52,6 @@ def needed(name: str, extras: tuple[str, ...] = ()) -> dict[str, str]:
 def applies(need: Requirement, extra: str) -> bool:
     """Return whether a requirement holds on this machine, with this extra of its package."""
     return need.marker is None or need.marker.evaluate({"extra": extra})
-
-
-def canonical(name: str) -> str:
-    """Return the name of a package as indexes spell it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":

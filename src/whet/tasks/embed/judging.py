@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from whet.jobs.judging import Judged
+from whet.jobs.metrics import ranks
 from whet.models.loading.quiet import quiet
 from whet.tasks.embed.models import library
 from whet.tasks.embed.pairs import Pairs
@@ -22,9 +23,6 @@ _CANDIDATES = 20
 """Texts that a reranker orders for each query of the evaluation, if the data names none that do not fit."""
 _NOT_FOUND = 1000
 """The place of a text that is not among the first hundred."""
-
-_Found = tuple[str, Sequence[tuple[str, float, bool]], str]
-"""A query, its texts from the first (text, score, whether it belongs to the query), and one that belongs to it."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ def _by_rank(n: int, query: str, hits: Sequence[tuple[str, float, bool]], right:
 
 def _by_place(pairs: Pairs, scores: np.ndarray) -> Iterator[Judged]:
     """Yield every pair with its score and the model's, and how far their places in the two orders lie apart."""
-    places = [_places(np.asarray(one)) for one in (pairs.scores, scores)]
+    places = [ranks(np.asarray(one)) for one in (pairs.scores, scores)]
     for n, (first, second) in enumerate(zip(pairs.anchors, pairs.positives, strict=True)):
         apart = float(places[1][n] - places[0][n]) / len(pairs)
         found = {"places_apart": round(apart, 4)}
@@ -222,12 +220,6 @@ def _by_place(pairs: Pairs, scores: np.ndarray) -> Iterator[Judged]:
             of_predictions=found,
             of_errors=found,
         )
-
-
-def _places(values: np.ndarray) -> np.ndarray:
-    """Return the place of each value (N,) in their order; equal ones share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
 
 def _number(name: str) -> int:
