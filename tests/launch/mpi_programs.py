@@ -10,8 +10,9 @@ from pathlib import Path
 
 from namespaces import Cluster
 
-WHEELS = Path(sys.prefix)
-"""The folder of packages from an index that would overwrite each other's mpirun."""
+_ENGINES = Path(__file__).resolve().parents[2] / ".venv-engines"
+WHEELS = _ENGINES if (_ENGINES / "bin" / "impi_info").exists() else Path(sys.prefix)
+"""The environment of `make test-engines`, whose MPIs any Python's ranks can be started by."""
 Command = Callable[[Cluster, Path, Sequence[str], int], list[str]]
 """The hosts, a working folder, the words of a rank, and its number of ranks on each host -> the command."""
 
@@ -32,7 +33,7 @@ def through_ssh(hosts: Cluster, folder: Path, per_host: int) -> Path:
 def intel(hosts: Cluster, folder: Path, words: Sequence[str], per_host: int) -> list[str]:
     ssh = through_ssh(hosts, folder, per_host)
     bootstrap = ("I_MPI_HYDRA_BOOTSTRAP=ssh", f"I_MPI_HYDRA_BOOTSTRAP_EXEC={ssh}")
-    path = f"PATH={Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"  # its mpirun calls mpiexec.hydra from there
+    path = f"PATH={WHEELS / 'bin'}:{os.environ['PATH']}"  # its mpirun calls mpiexec.hydra from there
     return ["env", path, *bootstrap, "mpirun", *_guides(folder, per_host), *words]
 
 
@@ -68,7 +69,7 @@ def _guides(folder: Path, per_host: int) -> list[str]:
 
 
 PROGRAMS: dict[str, tuple[Command, str | None, str]] = {
-    "Intel MPI": (intel, shutil.which("impi_info", path=Path(sys.prefix) / "bin"), "pip install impi-rt"),
+    "Intel MPI": (intel, shutil.which("impi_info", path=WHEELS / "bin"), "make test-engines installs it"),
     "MPICH": (mpich, shutil.which("mpiexec.mpich"), "apt-get install mpich"),
     "Open MPI": (open_mpi, shutil.which("mpirun.openmpi"), "apt-get install openmpi-bin"),
     "MPICH 5": (mpich_5, shutil.which("mpiexec", path=WHEELS / "mpich" / "bin"), "make test-engines installs it"),
