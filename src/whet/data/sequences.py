@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError, DataError
+from whet.on_host import on_host
 
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k")
 BOUNDS = (*_OFFSETS, "seq_idx")
@@ -19,23 +20,27 @@ COLUMNS = (*BOUNDS, "max_length_q", "max_length_k")
 
 
 def first_tokens(inputs: Mapping[str, Any], *, by_position: bool) -> Tensor | None:
-    """Return which tokens (B, T) are the first of a sequence; None if each row is one sequence.
+    """Return which tokens (B, T) are the first of a sequence, on the CPU; None if each row is one sequence.
 
     The columns of `BOUNDS` say it, whatever the attention is. `by_position`: a token whose position does not follow
     that of the token before it begins a sequence as well. transformers' decoders read a batch so if it has
     position_ids, no mask and no cache; its encoders never do. Raises DataError for columns that do not fit the batch.
     """
     ids: Tensor = inputs["input_ids"]
-    begins = torch.zeros_like(ids, dtype=torch.bool)
+    named = {name: on_host(value) for name in BOUNDS if isinstance(value := inputs.get(name), Tensor)}
+    positions = inputs.get("position_ids") if by_position else None
+    if not named and not isinstance(positions, Tensor):
+        return None
+    begins = torch.zeros(ids.shape, dtype=torch.bool)
     for name in _OFFSETS:
-        if isinstance(offsets := inputs.get(name), Tensor):
+        if (offsets := named.get(name)) is not None:
             _require_offsets(name, offsets, ids)
             begins.view(-1)[offsets[offsets < ids.numel()].long()] = True
-    if isinstance(numbers := inputs.get("seq_idx"), Tensor):
+    if (numbers := named.get("seq_idx")) is not None:
         _require_numbers(numbers, ids)
         begins[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
-    if by_position and isinstance(positions := inputs.get("position_ids"), Tensor):
-        begins[:, 1:] |= _restarts(positions)
+    if isinstance(positions, Tensor):
+        begins[:, 1:] |= _restarts(on_host(positions))
     if not bool(begins[:, 1:].any()):
         return None
     begins[:, 0] = True
@@ -77,7 +82,7 @@ def require_kept_apart(inputs: Mapping[str, Any], why: str, *, attention: str, b
 
 def restart(positions: Any) -> bool:
     """Return whether position_ids (B, T) start again within a row."""
-    return isinstance(positions, Tensor) and positions.dim() == 2 and bool(_restarts(positions).any())
+    return isinstance(positions, Tensor) and positions.dim() == 2 and bool(_restarts(on_host(positions)).any())
 
 
 def _restarts(positions: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from whet.engine.draws import Draws
 from whet.errors import ConfigError, DataError
 from whet.hf import between_ranks
 from whet.kernels.random import generators_kept
+from whet.on_host import sent_batch
 from whet.store import schema
 from whet.store.compare import digest_of_rows
 from whet.store.state import State
@@ -137,9 +138,16 @@ class Place:
                 break
             if number == 1 and isinstance(loader.dataset, IterableDataset):
                 self._compare(epoch, batch)
-            yield batch
+            yield self._sent(batch)
         if self.origin is not None:
             self.origin.iteration = epoch + 1
+
+    def _sent(self, batch: Any) -> Any:
+        """Return a batch that accelerate would move to a GPU, moved already, and without waiting for the GPU."""
+        device = getattr(self.owner, "device", None)
+        if not isinstance(self.owner, accelerate.data_loader.DataLoaderShard) or device is None:
+            return batch
+        return sent_batch(batch, torch.device(device))
 
     def _compare(self, epoch: int, batch: Any) -> None:
         """Keep a checksum of the first batch of an epoch; refuse other rows when the epoch comes again."""

@@ -19,6 +19,7 @@ from whet.errors import ConfigError, DataError, WhetError
 from whet.log import logger
 from whet.models.adapters import unwrapped
 from whet.models.packable import family_of
+from whet.on_host import on_host
 
 
 class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torch's IndexError still does
@@ -236,7 +237,8 @@ def _odd_several(labels: Tensor, n_classes: int) -> DataError | None:
 
 
 def _odd_classes(head: str, labels: Tensor, n_classes: int) -> DataError | None:
-    if (odd := out_of_range(labels[labels != _IGNORED], n_classes)) is None:
+    found = on_host(labels)
+    if (odd := out_of_range(found[found != _IGNORED], n_classes)) is None:
         return None
     masked, choices = head.endswith(_WORDS), head.endswith(_CHOICES)
     named = "vocab_size" if masked else "sequences a row" if choices else "num_labels"

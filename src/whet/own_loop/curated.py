@@ -23,6 +23,7 @@ from whet.models import record
 from whet.models.forwards import bind
 from whet.models.fused import parts
 from whet.models.fused.layers import PLACEMENT, PlacedDropout
+from whet.on_host import on_host
 
 _HOME = "curated_transformers.models."
 _ENCODERS = {f"{_HOME}{kind}.encoder.{kind.capitalize()}Encoder" for kind in ("albert", "bert", "roberta")}
@@ -107,7 +108,7 @@ def _forward(self: Any, input_ids: Tensor, attention_mask: Any = None, token_typ
     """Stand in for the forward of an encoder (B, T) -> the states of every layer, each (B, T, D)."""
     state: Changed = record.read(self, _RECORD)
     mask = self._create_attention_mask(input_ids) if attention_mask is None else attention_mask
-    real: Tensor = mask.bool_mask
+    real = on_host(mask.bool_mask)
     why = _why_padded(self, input_ids, real)
     if why is not None:
         if why not in state.told:
@@ -115,7 +116,7 @@ def _forward(self: Any, input_ids: Tensor, attention_mask: Any = None, token_typ
             logger.warning("whet.optimize: with their padding run %s", why)
         with state.placement.outside(), computing_in(state.dtype, input_ids.device):
             return type(self).forward(self, input_ids, mask, token_type_ids)
-    layout = layout_of(real.cpu(), "none").on(real.device)
+    layout = layout_of(real, "none").on(input_ids.device)
     ids = layout.packed(input_ids)
     types = None if token_type_ids is None else layout.packed(token_type_ids)
     everything = type(mask)(torch.ones_like(ids, dtype=torch.bool))
@@ -130,7 +131,7 @@ def _why_padded(self: Any, input_ids: Tensor, real: Tensor) -> str | None:
     if real.shape != input_ids.shape or not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
         return "rows whose padding is not on their right"
     counts_padding = type(self.embeddings).__name__ == "RobertaEmbeddings"
-    if counts_padding and not torch.equal(real, input_ids.ne(self.padding_idx)):
+    if counts_padding and not torch.equal(real, on_host(input_ids).ne(self.padding_idx)):
         return "rows with padding tokens that the mask counts as tokens"
     return None
 

@@ -27,6 +27,7 @@ from whet.models.fused.limits import NO_EFFECT
 from whet.models.packable import predicts_next_tokens
 from whet.models.packed import packed_model
 from whet.objectives import heads
+from whet.on_host import on_host
 
 _IDS = (torch.int64, torch.int32)
 _COLUMNS = ("token_type_ids", "position_ids")
@@ -63,7 +64,7 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
     odd = [name for name, value in call.items() if not _is_understood(encoder, name, value, ids, causal=causal)]
     if odd:
         return f"calls with {', '.join(odd)}"
-    if (named := sequences.names_sequences(call)) and mask is not None and not bool(mask.all()):
+    if (named := sequences.names_sequences(call)) and mask is not None and not bool(on_host(mask).all()):
         return f"calls with {', '.join(named)} and padding in attention_mask: give one of the two"
     if bool(call.get("is_causal", getattr(config, "is_causal", causal))) != causal:
         return f"calls with a {'bidirectional' if causal else 'causal'} mask"
@@ -98,7 +99,8 @@ def see_each_other(decoder: Any, call: Mapping[str, Any]) -> str | None:
     if cause == "use_cache" and not keeps_cache(decoder, call):
         return None
     mask, ids = call.get("attention_mask"), call.get("input_ids")
-    if isinstance(mask, Tensor) and not (isinstance(ids, Tensor) and mask.shape == ids.shape and bool(mask.all())):
+    fits = isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.shape == ids.shape
+    if isinstance(mask, Tensor) and not (fits and bool(on_host(mask).all())):
         return None
     return cause if sequences.restart(call.get("position_ids")) else None
 
@@ -259,12 +261,16 @@ def targets_in_padding(call: Mapping[str, Any]) -> bool:
     mask = call.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return False
-    padding = mask == 0
     labels = [value for name, value in call.items() if name.endswith("labels") and isinstance(value, Tensor)]
-    if any(bool(((one != _IGNORED) & padding.to(one.device)).any()) for one in labels if one.shape == mask.shape):
-        return True
-    places = [call[name] for name in _SPAN_LABELS if isinstance(call.get(name), Tensor)]
-    return any(_is_at(place.reshape(-1), padding) for place in places if place.numel() == len(mask))
+    labels = [on_host(one) for one in labels if one.shape == mask.shape]
+    places = [on_host(call[name]).reshape(-1) for name in _SPAN_LABELS if isinstance(call.get(name), Tensor)]
+    places = [place for place in places if place.numel() == len(mask)]
+    if not labels and not places:
+        return False
+    padding = on_host(mask) == 0
+    return any(bool(((one != _IGNORED) & padding).any()) for one in labels) or any(
+        _is_at(place, padding) for place in places
+    )
 
 
 def _has_labels_of_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
@@ -281,8 +287,8 @@ def _has_labels_of_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
 def _is_at(place: Tensor, padding: Tensor) -> bool:
     """Return whether a place (B,) is at padding; one behind the last column is no target, as heads have it."""
     inside = place < padding.shape[1]
-    column = place.clamp(0, padding.shape[1] - 1).to(padding.device)
-    return bool((padding.gather(1, column[:, None].long())[:, 0] & inside.to(padding.device)).any())
+    column = place.clamp(0, padding.shape[1] - 1)
+    return bool((padding.gather(1, column[:, None].long())[:, 0] & inside).any())
 
 
 def _reads_first_tokens(model: nn.Module) -> bool:

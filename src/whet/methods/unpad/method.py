@@ -35,6 +35,7 @@ from whet.models.lazy_tensor import Known, LazyStates, Origin
 from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
 from whet.objectives import lazy_logits
+from whet.on_host import on_host, sent
 
 CARD = Card(
     name="unpad",
@@ -164,11 +165,11 @@ def _encoder(model: Any) -> nn.Module:
 
 def n_computed(packed: PackedModel, inputs: Mapping[str, Any]) -> int:
     """Return how many token places a call of the model with this padded batch computes."""
-    mask = inputs["attention_mask"].flatten(0, -2).bool()
+    mask = on_host(inputs["attention_mask"]).flatten(0, -2).bool()
     if not bool(mask[:, 0].all()) or has_holes(mask):
         return mask.numel()
     amount = calls.padding_needed_by(packed.module, record.read(_encoder(packed.module), _ENCODER).amount, inputs)
-    return len(layout_of(mask.cpu(), amount).columns)
+    return len(layout_of(mask, amount).columns)
 
 
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
@@ -201,15 +202,14 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     mask = call.pop("attention_mask", None)
     by_position = causal and mask is None and not calls.keeps_cache(self, call)
     first_tokens = sequences.first_tokens(call, by_position=by_position)
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device, torch.bool)
+    mask = torch.ones(input_ids.shape, dtype=torch.bool) if mask is None else on_host(mask).bool()
     amount = calls.padding_needed(packed.module, state.amount)
-    known = mask.cpu()  # a GPU is waited for once, and not for each number that follows
-    is_full = bool(known.all())
-    if not is_full and (why := _why_with_padding(packed, self, known, amount)) is not None:
+    is_full = bool(mask.all())
+    if not is_full and (why := _why_with_padding(packed, self, mask, amount)) is not None:
         return state.padded(self, why, given, options)
     state.warn_if_more(amount)
-    layout = layout_without_padding(known, _on_cpu(first_tokens)) if is_full else layout_of(known, amount)
-    layout = layout.on(mask.device)
+    layout = layout_without_padding(mask, first_tokens) if is_full else layout_of(mask, amount)
+    layout, device = layout.on(input_ids.device), input_ids.device
     given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
     call = {name: value for name, value in given_ids.items() if name != "input_ids"}
     if causal:
@@ -217,8 +217,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     positions = packed.family.padded_positions(packed.module, input_ids)
     position, taken = layout.position(), None
     if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
-        position, taken = _narrowed(packed, position, len(mask), amount, places)
-    with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, mask.device):
+        position, taken = _narrowed(packed, position, layout.row_lengths[: len(mask)], amount, places)
+    with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else _Pass(self, ids, packed_options)
         with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):
@@ -227,7 +227,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         packed.hooks.reshape = True
         return state.padded(self, _RESHAPED, given, options)
     if taken is None or later is None:
-        out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full, n_real=int(known.sum()))
+        out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full)
     else:
         tokens = _tokens(self, out)
         all_states = partial(_all_states, state, later.expecting(taken.tokens, tokens), position, mask)
@@ -236,10 +236,6 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     if out.get("pooler_output") is not None:
         out.pooler_output = packed.family.pooled(self, out.last_hidden_state)
     return out.to_tuple() if calls.wants_tuple(self, options) else out
-
-
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
 
 
 def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | None) -> str | None:
@@ -270,21 +266,22 @@ def _why_with_padding(packed: PackedModel, encoder: Any, mask: Tensor, amount: P
 
 
 def _narrowed(
-    packed: PackedModel, position: BatchPosition, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
+    packed: PackedModel, position: BatchPosition, lengths: Tensor, amount: PaddingInLoss, places: tuple[Place, ...]
 ) -> tuple[BatchPosition, _Taken | None]:
     """Return the position of the call's pass, and the tokens that pooling takes if the last block computes no others.
 
-    Where a head reads first tokens alone, the last block computes these.
+    `lengths` (B,), on the CPU, are those of the call's rows. Where a head reads first tokens alone, the last block
+    computes these.
     """
     if amount != "none":
         return position, None
     if places:
-        taken = _taken(places, position.cu_seqlens, n_rows)
+        taken = _taken(places, lengths, position.slots.device)
         narrowed = last_block.narrowed(packed, position, taken.tokens)
         return narrowed, None if narrowed.chosen is None else taken
     if not calls.read_first_tokens_alone(packed.module):
         return position, None
-    return last_block.narrowed(packed, position, position.cu_seqlens[:n_rows].long()), None
+    return last_block.narrowed(packed, position, position.cu_seqlens[: len(lengths)].long()), None
 
 
 def _all_states(state: _Encoder, run: _Pass, position: BatchPosition, mask: Tensor) -> Tensor:
@@ -292,7 +289,8 @@ def _all_states(state: _Encoder, run: _Pass, position: BatchPosition, mask: Tens
     if record.read(run.encoder, _ENCODER) is not state:
         raise _too_late()
     state.compute_all()
-    with run.again(), state.packed.placement.at(position.of_all_tokens()), computing_in(state.dtype, mask.device):
+    everywhere, device = state.packed.placement.at(position.of_all_tokens()), position.slots.device
+    with run.again(), everywhere, computing_in(state.dtype, device):
         tokens = _tokens(run.encoder, run.run())
         run.require_same(tokens)
         return scattered(tokens, mask)
@@ -313,12 +311,10 @@ def _tokens(encoder: Any, out: Any) -> Tensor:
     return out.last_hidden_state.to(next(encoder.parameters()).dtype)[0]
 
 
-def _padded(
-    encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss, *, is_full: bool, n_real: int
-) -> Tensor:
+def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss, *, is_full: bool) -> Tensor:
     """Return the hidden states as the padded batch has them (B, T, D); a batch that `is_full` has no padding."""
     tokens = _tokens(encoder, out)
-    if len(tokens) == len(mask) < n_real:  # those of first tokens alone
+    if len(tokens) == len(mask) < int(mask.sum()):  # those of first tokens alone
         return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
     if is_full:
         return tokens[: mask.numel()].view(*mask.shape, -1)
@@ -355,14 +351,14 @@ def _places_read(asked: tuple[Place, ...], encoder: Any) -> tuple[Place, ...]:
     return ("first", *(place for place in asked if place != "first")) if has_pooler else asked
 
 
-def _taken(places: tuple[Place, ...], cu_seqlens: Tensor, n_rows: int) -> _Taken:
-    """Return the tokens at these places of a batch's first n_rows rows, which have no padding."""
-    starts = cu_seqlens[:n_rows].long()
-    lengths = cu_seqlens[1 : n_rows + 1].long() - starts
+def _taken(places: tuple[Place, ...], lengths: Tensor, device: torch.device) -> _Taken:
+    """Return the tokens at these places of a packed batch's rows, which have these lengths (B,) and no padding."""
+    lengths = lengths.long()
+    starts = lengths.cumsum(0) - lengths
     columns = {"first": torch.zeros_like(lengths), "last": lengths - 1}
     chosen = torch.stack([columns[place] for place in places], dim=1)
     tokens, index = torch.unique(starts[:, None] + chosen, return_inverse=True)
-    return _Taken(tokens, chosen, index)
+    return _Taken(*(sent(one, device) for one in (tokens, chosen, index)))
 
 
 class _Pass:
