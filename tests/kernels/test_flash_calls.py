@@ -79,19 +79,29 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
         assert [t.device.type for t in found] == ["cuda"] * 3
 
 
-def test_padding_tokens_are_no_keys(generator):
+@pytest.mark.parametrize("known", [True, False], ids=["counts of the host", "counts of the GPU alone"])
+def test_padding_tokens_are_no_keys(generator, monkeypatch, known):
     counts = torch.tensor([30, 7, 50], dtype=torch.int32)
     starts = spec_of().cu_seqlens
-    x = torch.arange(sum(LENGTHS)).float()[:, None, None]
-    keys, values, key_starts = gpu_attention._keys_alone(x, -x, starts, counts)
-    assert keys.flatten().tolist() == [*range(30), *range(40, 47), *range(47, 97)]
-    assert torch.equal(values, -keys)
-    assert key_starts.tolist() == [0, 30, 37, 87]
-    more_keys, more_values, same = gpu_attention._keys_alone_of_any_number(x, -x, starts, counts)
-    assert torch.equal(same, key_starts)
-    assert len(more_keys) == len(more_values) == len(x)
-    assert torch.equal(more_keys[:87], keys)
-    assert torch.equal(more_values[:87], values)
+    if not known:
+        monkeypatch.setattr(gpu_attention, "_is_on_host", lambda _: False)
+    keys = gpu_attention._Keys.of(starts, counts, sum(LENGTHS))
+    real = [*range(30), *range(40, 47), *range(47, 97)]
+    assert keys.places[:87].tolist() == real
+    assert len(keys.places) == (87 if known else sum(LENGTHS))
+    assert keys.starts.tolist() == [0, 30, 37, 87]
+    k, v = (torch.randn(sum(LENGTHS), 3, 4, generator=generator).requires_grad_() for _ in range(2))
+    found = gpu_attention._KeysAlone.apply(k, v, keys)
+    assert torch.equal(found[0][:87], k[real])
+    assert torch.equal(found[1][:87], v[real])
+    given = [torch.randn(one.shape, generator=generator) for one in found]
+    for one in given:
+        one[87:] = torch.nan  # what a kernel leaves unwritten
+    gradients = torch.autograd.grad(found, (k, v), given)
+    for one, other in zip(gradients, given, strict=True):
+        wanted = torch.zeros_like(one)
+        wanted[real] = other[:87]
+        assert torch.equal(one, wanted)
 
 
 @pytest.mark.parametrize("amount", ["none", "sampled"])

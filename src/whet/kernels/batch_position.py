@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from whet.errors import ConfigError
 from whet.kernels.random import stream_key
 
+T = TypeVar("T")
 Kernel = Literal["auto", "whet", "flash_attention_2"]
 """Kernels for attention on a GPU: the fastest, only those with whet's dropout masks, only flash kernels."""
 
@@ -181,6 +183,8 @@ class _Pass:
     uses: dict[int, int]
     """How often the pass has used each site so far."""
     outer: _Pass | None
+    kept: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    """What layers share that is computed from a tensor of the pass, by its id."""
 
 
 _RUNNING: ContextVar[_Pass | None] = ContextVar("whet_running_pass", default=None)
@@ -196,6 +200,16 @@ def running_position() -> BatchPosition | None:
     """Return the position of the innermost pass of this thread; None outside of whet's passes."""
     found = _RUNNING.get()
     return None if found is None else found.position
+
+
+def kept_in_pass(of: Tensor, make: Callable[[], T]) -> T:
+    """Return what `make` computes from a tensor: in a pass once, for all layers that ask with the same tensor."""
+    own = _RUNNING.get()
+    if own is None:
+        return make()
+    if id(of) not in own.kept:
+        own.kept[id(of)] = (of, make())
+    return own.kept[id(of)][1]
 
 
 class Placement:

@@ -9,19 +9,21 @@ import importlib.util
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
 from whet.errors import ConfigError
 from whet.kernels.attention_spec import AttentionSpec, Bias, products_by_distance, unseen_at
-from whet.kernels.batch_position import Drop, Kernel
+from whet.kernels.batch_position import Drop, Kernel, kept_in_pass
 from whet.kernels.dropout import drawing_from
 from whet.kernels.operator import rounded, wide
 from whet.kernels.random import attention_bits_of_rows, keep_threshold
 from whet.log import logger
+from whet.on_host import sent
 from whet.optional import require
 
 Path = Literal["torch", "package", "padded"]
@@ -155,7 +157,10 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, packag
     drop = spec.drop if spec.drop is not None and spec.drop.p > 0.0 else None
     max_seqlen = spec.cu_seqlens.diff().max() if spec.max_seqlen is None else spec.max_seqlen
     starts = spec.cu_seqlens.to(q.device)
-    k, v, key_starts = (k, v, starts) if spec.key_counts is None else _keys_alone(k, v, starts, spec.key_counts)
+    key_starts = starts
+    if (counts := spec.key_counts) is not None:
+        keys = kept_in_pass(counts, lambda: _Keys.of(starts, counts, len(q)))
+        (k, v), key_starts = _KeysAlone.apply(k, v, keys), keys.starts  # pyright: ignore[reportGeneralTypeIssues]
     rows = _FlashRows(starts, key_starts, int(max_seqlen), 0.0 if drop is None else drop.p)
     with drawing_from(drop, q.device):
         return (_by_package if package else _by_torch)(q, k, v, rows, spec)
@@ -189,26 +194,52 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _FlashRows, spec: Attenti
     )
 
 
-def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values without the tokens that are only queries, and the row boundaries."""
-    if counts.device.type != "cpu":
-        return _keys_alone_of_any_number(k, v, starts, counts)
-    key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    skipped = (starts[:-1] - key_starts[:-1].to(starts.device, non_blocking=True)).long()
-    on_device, n_keys = counts.to(starts.device, non_blocking=True), int(key_starts[-1])
-    places = torch.arange(n_keys, device=starts.device) + skipped.repeat_interleave(on_device, output_size=n_keys)
-    return k.index_select(0, places), v.index_select(0, places), key_starts.to(starts.device, non_blocking=True)
+@dataclass(frozen=True)
+class _Keys:
+    """Which tokens are keys, those of all rows end to end; the others are only queries."""
+
+    places: Tensor
+    """(M,) int64: the token of each key. Behind the last key, where the GPU alone knows how many there are, any."""
+    numbers: Tensor
+    """(N,) int64: the key of each token; 0 for a token that is none."""
+    is_key: Tensor
+    """(N, 1, 1) bool."""
+    starts: Tensor
+    """(rows + 1,) int32: where the keys of each row begin."""
+
+    @classmethod
+    def of(cls, starts: Tensor, counts: Tensor, n_tokens: int) -> "_Keys":
+        n_keys = int(counts.sum()) if _is_on_host(counts) else n_tokens
+        counts = sent(counts, starts.device) if _is_on_host(counts) else counts
+        key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        token = torch.arange(n_tokens, device=starts.device, dtype=torch.int32)
+        key = token[:n_keys]
+        row = torch.searchsorted(key_starts[1:], key, right=True).clamp_max(len(counts) - 1)
+        places = (key + (starts[:-1] - key_starts[:-1])[row]).clamp_max(n_tokens - 1)
+        row = torch.searchsorted(starts[1:], token, right=True).clamp_max(len(counts) - 1)
+        rank = token - starts[row]
+        is_key = rank < counts[row]
+        numbers = torch.where(is_key, key_starts[row] + rank, 0)
+        return cls(places.long(), numbers.long(), is_key[:, None, None], key_starts)
 
 
-def _keys_alone_of_any_number(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `_keys_alone` of counts that only the GPU knows: behind the last key stand zeros, which no row has."""
-    key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    number = torch.arange(len(k), device=starts.device, dtype=torch.int32)
-    row = torch.searchsorted(key_starts[1:], number, right=True).clamp_max(len(counts) - 1)
-    places = (number + (starts[:-1] - key_starts[:-1])[row]).clamp_max(len(k) - 1)
-    is_key = (number < key_starts[-1])[:, None, None]  # the kernels leave the gradients of others unwritten
-    keys, values = (torch.where(is_key, one.index_select(0, places), 0) for one in (k, v))
-    return keys, values, key_starts
+def _is_on_host(counts: Tensor) -> bool:
+    return counts.device.type == "cpu"
+
+
+class _KeysAlone(Function):
+    """Keys and values (N, G, K) without the tokens that are only queries; each token is at most one key."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor, keys: _Keys) -> tuple[Tensor, Tensor]:
+        ctx.keys = keys
+        return k.index_select(0, keys.places), v.index_select(0, keys.places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Flash kernels leave the gradients behind the last key unwritten: they may be anything."""
+        keys: _Keys = ctx.keys
+        return (*(torch.where(keys.is_key, one.index_select(0, keys.numbers), 0) for one in grads), None)
 
 
 @dataclass(frozen=True)
