@@ -12,6 +12,7 @@ Source: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.make_graph
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -234,6 +235,8 @@ class Passes:
     _seen: set[_Size] = field(default_factory=set)
     _state: tuple[object, ...] = ()
     """All of the encoder that the graphs depend on besides the values of its weights."""
+    _seen_in: _Look | None = None
+    """The encoder when it had this state."""
     _gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     """The weights that a pass trains, and where its graph writes their gradients."""
     _serial: int = 0
@@ -307,14 +310,16 @@ class Passes:
             return False
         if _ranks() > 1 or any(record.read(packed.module, name) is not None for name in _NOT_WITH):
             return False
-        state = _state_of(encoder)
-        if state is None:
-            return False
-        if state != self._state and _is_of_a_training():  # others leave no graph
-            if self._is_running:
-                return False  # its backward pass reads what would be forgotten
-            self._note_change()
-            self._state = state
+        if self._seen_in is None or not self._seen_in.is_unchanged(encoder):
+            state = _state_of(encoder)
+            if state is None:
+                return False
+            if state != self._state and _is_of_a_training():  # others leave no graph
+                if self._is_running:
+                    return False  # its backward pass reads what would be forgotten
+                self._note_change()
+                self._state = state
+            self._seen_in = _Look.at(encoder) if state == self._state else None
         if self._graphs is None:
             self._graphs = cuda_graphs(position.slots.device)
         return self._graphs is not None and self.why_not is None
@@ -566,11 +571,61 @@ def _is_flag(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
-    """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used.
+@dataclass(frozen=True)
+class _Look:
+    """What an encoder was made of at a moment, to see in a few comparisons that `_state_of` would find the same.
 
-    It is asked for in every pass: torch's own walk over modules and weights would take a millisecond.
+    It is asked in every pass, and a graph's pass takes the program no more than some milliseconds.
     """
+
+    modules: list[nn.Module]
+    classes: list[type]
+    attributes: list[tuple[dict[str, Any], tuple[object, ...]]]
+    """Each module's attributes, and those of the configuration, with their values."""
+    empty: list[Any]
+    filled: list[tuple[Any, Any]]
+    """Lists and dicts among the values, with a copy of each."""
+    tensors: list[Tensor]
+    of_tensors: list[tuple[object, ...]]
+
+    @classmethod
+    def at(cls, encoder: nn.Module) -> _Look:
+        modules = list(encoder.modules())
+        owners = [vars(one) for one in modules] + [vars(encoder.config)]  # pyright: ignore[reportArgumentType]
+        inside = [value for own in owners for value in own.values() if isinstance(value, (dict, list))]
+        tensors = [one for part in modules for one in (*part._parameters.values(), *part._buffers.values())]
+        known = [one for one in tensors if one is not None]
+        return cls(
+            modules,
+            [one.__class__ for one in modules],
+            [(own, tuple(own.values())) for own in owners],
+            [one for one in inside if not one],
+            [(one, copy.copy(one)) for one in inside if one],
+            known,
+            [_of_tensor(one) for one in known],
+        )
+
+    def is_unchanged(self, encoder: nn.Module) -> bool:
+        try:
+            return (
+                encoder is self.modules[0]
+                and [one.__class__ for one in self.modules] == self.classes
+                and all(tuple(own.values()) == values for own, values in self.attributes)
+                and not any(self.empty)
+                and all(now == then for now, then in self.filled)
+                and [_of_tensor(one) for one in self.tensors] == self.of_tensors
+            )
+        except Exception:  # a new value that cannot be compared, such as a tensor
+            return False
+
+
+def _of_tensor(one: Tensor) -> tuple[object, ...]:
+    hooked = bool(one._backward_hooks or _hooks_after(one))
+    return one.data_ptr(), one.stride(), one.requires_grad, hooked
+
+
+def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
+    """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used."""
     found: list[object] = []
     is_trained, left = False, [encoder]
     while left:
@@ -612,7 +667,7 @@ _SETTINGS = frozenset({bool, int, float, str})
 """Classes of attributes that a module's forward may branch by, or multiply with: training, p, an active adapter."""
 
 
-def _hooks_after(parameter: nn.Parameter) -> Any:
+def _hooks_after(parameter: Tensor) -> Any:
     return getattr(parameter, "_post_accumulate_grad_hooks", None)
 
 
