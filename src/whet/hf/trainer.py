@@ -11,7 +11,6 @@ import ast
 import copy
 import functools
 import inspect
-import math
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +34,10 @@ from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import NonFiniteError, StorageError
-from whet.hf import between_ranks, record, replay
+from whet.errors import StorageError
+from whet.hf import between_ranks, gradient_norms, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
+from whet.hf.gradient_norms import GradientNorms
 from whet.hf.state import (
     OPTIMIZER,
     RANDOM,
@@ -102,8 +102,10 @@ class Trainer(transformers.Trainer):
     """The present epoch, and the number of steps before it."""
     _encoders: tuple[nn.Module, list[nn.Module]] | None = None
     """The model, and its encoders that compute batches without padding."""
-    _n_nonfinite = 0
+    _norms = GradientNorms(0)
     _memory: guard.MemoryGuard | None = None
+    _flops: tuple[nn.Module, int] | None = None
+    """The model, and the operations of one token that transformers counts for it."""
 
     @functools.wraps(transformers.Trainer.__init__)
     def __init__(self, model: Any = None, args: Any = None, *more: Any, tokenizer: Any = None, **named: Any) -> None:
@@ -151,13 +153,19 @@ class Trainer(transformers.Trainer):
             folder = folder_to_resume(resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero())
             self._folders = Folders(output_dir, folder, is_first=self.is_world_process_zero())
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
-            self._random_of_step, self._n_nonfinite = None, 0
+            self._random_of_step, self._flops = None, None
+            self._norms = GradientNorms(getattr(self.args, "max_nonfinite_steps", 0))
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
             with ExitStack() as recorded:
                 for one in self._recorders():
                     recorded.enter_context(one.ending(self.args))
-                return super().train(resumed, trial, ignore_keys_for_eval)
+                try:
+                    found = super().train(resumed, trial, ignore_keys_for_eval)
+                    self._norms.read()
+                finally:
+                    self._norms.release()
+                return found
 
     def _recorders(self) -> list[record.RecordCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, record.RecordCallback)]
@@ -265,6 +273,10 @@ class Trainer(transformers.Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
         self._random_of_step = None  # the step is complete
+        self._norms.release()
+        control = self.control
+        if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
+            self._norms.read()
         super()._maybe_log_save_evaluate(*args, **named)
 
     def _stop_if_asked(self) -> None:
@@ -300,7 +312,10 @@ class Trainer(transformers.Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Clip as transformers does; whet's AdamW applies the factor itself where nobody else reads the gradient."""
-        optimizer, parameters = getattr(self.optimizer, "optimizer", self.optimizer), list(model.parameters())
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if not isinstance(optimizer, NativeAdamW) or self.args.device.type != "cpu":
+            return super()._clip_grad_norm(model)
+        parameters = list(model.parameters())
         if not self._updates_alone(optimizer, parameters):
             return super()._clip_grad_norm(model)
         norm = gradient_norm([one.grad for one in parameters if one.grad is not None])
@@ -309,10 +324,18 @@ class Trainer(transformers.Trainer):
         ClipInOptimizer(optimizer, ClipInOwnPass(parameters), self._gradient_is_read).prepare(factor)
         return torch.tensor(norm)
 
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return what transformers' Trainer counts; the model's parameters are counted once, and not in each step."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        main: Any = inputs.get(name)
+        if not isinstance(main, torch.Tensor) or not main.numel():
+            return super().floating_point_ops(inputs)
+        if self._flops is None or self._flops[0] is not self.model:
+            self._flops = (self.model, super().floating_point_ops({name: main.flatten()[:1]}))
+        return self._flops[1] * main.numel()
+
     def _updates_alone(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
         """Return whether whet's AdamW updates the parameters that are clipped, no others, and all of each."""
-        if not isinstance(optimizer, NativeAdamW) or self.args.device.type != "cpu":
-            return False
         own = {id(one) for one in parameters}
         return (
             self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
@@ -335,24 +358,13 @@ class Trainer(transformers.Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Return the norm of the step's gradient; a gradient that is not finite is dropped, so nothing is updated."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        most = getattr(self.args, "max_nonfinite_steps", 0)
-        if not most or self.accelerator.scaler is not None or norm is None:
+        if not self._norms.most or self.accelerator.scaler is not None or norm is None:
             return norm
-        if math.isfinite(float(norm)):
-            self._n_nonfinite = 0
-            return norm
-        self._n_nonfinite += 1
-        step = self.state.global_step + 1
-        logger.warning("step %d was not applied: its gradient has the norm %s", step, float(norm))
-        if self._n_nonfinite >= most:
-            raise NonFiniteError(
-                what=f"{most} steps in a row were not finite",
-                got=f"gradient norm {float(norm)} at step {step}",
-                why="the weights would become NaN; they are still those of the last good step",
-                fix="lower learning_rate, raise warmup_steps, check the rows of these steps, or set "
-                "max_nonfinite_steps=0 to apply such steps as transformers does",
-            )
-        model.zero_grad(set_to_none=True)
+        optimizer, step = getattr(self.optimizer, "optimizer", self.optimizer), self.state.global_step + 1
+        if not self._by_engine and gradient_norms.leaves_out_itself(optimizer, norm):
+            self._norms.leave_to(optimizer, torch.as_tensor(norm), step)
+        elif not self._norms.is_finite(float(norm), step):
+            model.zero_grad(set_to_none=True)
         return norm
 
     # ---- Precision ----
