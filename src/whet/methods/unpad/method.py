@@ -54,6 +54,8 @@ _ENCODER = "calls without padding"
 """The entry in the record of the encoder; that of the method is in the record of the model."""
 # What the last block of fewer tokens may differ by, relative to the largest: sums are cut in other places.
 _GAP, _HALF_GAP = 1e-4, 0.05
+_SHORT, _SMALL = 64, 64 * 384**2
+"""Tokens, and tokens times the square of the width, below which an evaluation is short."""
 
 
 class _Encoder:
@@ -101,6 +103,10 @@ class _Encoder:
         call = calls.named(encoder, given, options)
         if call is not None:
             calls.require_kept_apart(encoder, call, why, causal=self.packed.family.causal)
+        return self.as_it_was(encoder, given, options)
+
+    def as_it_was(self, encoder: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return what the encoder's own forward gives."""
         dtype = next(encoder.parameters()).dtype
         with self.packed.placement.outside(), computing_in(self.dtype, next(encoder.parameters()).device):
             out = type(encoder).forward(encoder, *given, **options)
@@ -205,6 +211,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     mask = torch.ones(input_ids.shape, dtype=torch.bool) if mask is None else on_host(mask).bool()
     amount = calls.padding_needed(packed.module, state.amount)
     is_full = bool(mask.all())
+    if is_full and first_tokens is None and not causal and _is_short(self, input_ids, state.dtype):
+        return state.as_it_was(self, given, options)
     if not is_full and (why := _why_with_padding(packed, self, mask, amount)) is not None:
         return state.padded(self, why, given, options)
     state.warn_if_more(amount)
@@ -263,6 +271,23 @@ def _why_with_padding(packed: PackedModel, encoder: Any, mask: Tensor, amount: P
     if amount == "all" and is_eager and getattr(encoder.config, "local_attention", None):
         return "models with local attention, loaded as eager, whose padding is read"
     return None
+
+
+def _is_short(encoder: Any, input_ids: Tensor, dtype: torch.dtype | None) -> bool:
+    """Return whether an evaluation without padding has so few tokens that whet's operators cost more than they save.
+
+    Each takes some microseconds more than torch's, and wins with the size of the products: MiniLM from 64 tokens on,
+    BERT-base from 16 (`benchmarks/encoders/one_text.py`). A training is as fast from 4 or 8, and its passes without
+    gradients need the masks of those with them.
+    """
+    width = getattr(getattr(encoder, "config", None), "hidden_size", None)
+    trains = encoder.training or torch.is_grad_enabled()
+    if trains or dtype is not None or input_ids.device.type != "cpu" or not isinstance(width, int):
+        return False
+    if torch.is_autocast_enabled("cpu") or next(encoder.parameters()).dtype != torch.float32:
+        return False
+    n_tokens = input_ids.numel()
+    return n_tokens < _SHORT and n_tokens * width**2 < _SMALL
 
 
 def _narrowed(
