@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from protocol import Channel
 from transformers import TrainerCallback
 
@@ -33,6 +34,7 @@ class Gate(TrainerCallback):
         self.facts = facts
         """Returns what to tell of a step, from what the Trainer gives its callbacks."""
         self._started_s = 0.0
+        self._profiler: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.channel.answer(**self.ready())
@@ -40,7 +42,7 @@ class Gate(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         seconds = time.perf_counter() - self._started_s
-        self.channel.answer(seconds=seconds, **self.facts(known))
+        self.channel.answer(seconds=seconds, **self.facts(known), **self._operators())
         self._wait(control)
 
     def _wait(self, control: Any) -> None:
@@ -49,4 +51,16 @@ class Gate(TrainerCallback):
             control.should_training_stop = True
             return
         self.begin(command)
+        if command.get("profiled"):
+            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._profiler.start()
         self._started_s = time.perf_counter()
+
+    def _operators(self) -> dict[str, Any]:
+        """Return the seconds and calls of each operator of a profiled step, without those of the operators it calls."""
+        if self._profiler is None:
+            return {}
+        self._profiler.stop()
+        found = {one.key: [one.self_cpu_time_total / 1e6, one.count] for one in self._profiler.key_averages()}
+        self._profiler = None
+        return {"operators": found}

@@ -17,6 +17,7 @@ from protocol import Channel
 from torch import Tensor
 
 Product = Callable[[], Tensor]
+_COPIED, _N_COPIES = 1 << 28, 9
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -76,6 +77,14 @@ def measure(n_tokens: int, layers: list[list[int]], dtype: torch.dtype, n_runs: 
     return {"seconds": total, "products": chosen}
 
 
+@torch.no_grad()
+def copy_rate(n_bytes: int, n_runs: int) -> float:
+    """Return the bytes that a copy reads and writes in a second, in tensors that no cache holds."""
+    source = torch.ones(n_bytes // 4)
+    target = torch.empty_like(source)
+    return 2 * n_bytes / median_s(lambda: target.copy_(source), n_runs)
+
+
 def main() -> None:
     """Measure for each request."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -83,6 +92,9 @@ def main() -> None:
     torch.manual_seed(0)
     channel.answer(n_threads=torch.get_num_threads(), torch=torch.__version__)
     while (command := channel.read())["do"] != "stop":
+        if command["do"] == "copy":
+            channel.answer(bytes_per_s=copy_rate(_COPIED, _N_COPIES))
+            continue
         dtype = DTYPES[command["dtype"]]
         channel.answer(**measure(command["n_tokens"], command["layers"], dtype, command["n_runs"]))
 

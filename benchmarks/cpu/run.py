@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figure_between
 import figure_limit
 import figure_rest
 import figure_steps
@@ -32,6 +33,7 @@ Figures = Callable[[Bench], tuple[list[Measured], dict[str, Any]]]
 PARTS: dict[str, Figures] = {
     "steps": figure_steps.run,
     "limit": figure_limit.run,
+    "between": figure_between.run,
     "evaluation": figure_rest.run_evaluation,
     "windows": figure_rest.run_windows,
     "memory": figure_rest.run_memory,

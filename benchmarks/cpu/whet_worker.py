@@ -70,12 +70,13 @@ def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Ch
 
 def about(trainer: Engine, precision: str) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
-    found = library()
+    found, table = library(), trainer.model.get_input_embeddings().weight
     return {
         "precision": precision,
         "instruction_set": found.isa if found else "none: plain torch",
         "n_threads": torch.get_num_threads(),
         "model": type(trainer.objective).__name__,
+        "n_dense": sum(one.numel() for one in trainer.model.parameters() if one is not table),
     }
 
 
