@@ -62,7 +62,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src -name '
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist bench-plan bench-run clean lint types layers
-.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel release-check test-wheel test-matrix image-pins image-check test-aarch64 test-libraries test-engines test-leak test-parity
+.PHONY: docs test-docs report-pictures readme-picture test-gpu bench-gpu wheel release-check test-wheel test-matrix image-pins image-check bundle-check test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -167,6 +167,9 @@ image-pins: $(HAS_TOOLS) ## Write docker/requirements.txt: the versions of this 
 
 image-check: $(HAS_TOOLS) ## Build the image by docker, podman or buildah, and train in it; buildah (as root) needs no registry: 5 minutes
 	@$(BIN)/python tools/containers/check.py $(ARGS)
+
+bundle-check: $(HAS_TOOLS) ## Install a bundle on a bare Debian (debootstrap, as root) without a network, and train there: 4 minutes
+	@$(BIN)/python tools/bundle/check.py $(ARGS)
 
 test-wheel: $(HAS_TOOLS) dist/.made-x86_64 ## Install the x86-64 wheel in a fresh environment without a compiler, and train: 3 minutes
 	@$(PYTEST) tests/wheel/installed.py $(ARGS)
