@@ -106,7 +106,7 @@ def test_one_problem_gives_one_piece_of_advice(changes: dict[str, Any], fix: str
         ({"torch_error": "ImportError: x", "threads": None, "isa": None, "error": "no torch"}, "torch cannot compute"),
         ({"path": None, "isa": None, "error": "torch cannot be loaded: x"}, "cannot be loaded"),
         ({"transformers": None}, "transformers is missing"),
-        ({"too_old": ["transformers 5.10.0 (whet needs >=5.17)"]}, "not of a version that whet supports"),
+        ({"too_old": ["transformers 5.10.0 (whet needs >=5.16)"]}, "not of a version that whet supports"),
         ({"isa": None, "error": "wrong ELF class"}, "cannot be used"),
     ],
 )

@@ -19,6 +19,7 @@ from transformers import AutoModelForTokenClassification, EarlyStoppingCallback,
 import whet
 from tiny import tiny_config
 from tiny_decoders import tiny_decoder
+from whet.errors import ConfigError
 
 PEERS: dict[str, tuple[Any, Any]] = {
     "whet": (whet.Trainer, whet.TrainingArguments),
@@ -470,3 +471,12 @@ def test_padding_without_labels_is_not_computed_for_the_loss(tmp_path: Path, wat
     n_tokens = [3 + 9 + 4 + 12, 5 + 6 + 12 + 2]
     assert (seen == n_tokens) is not watched
     assert all(found >= n for found, n in zip(seen, n_tokens, strict=True))
+
+
+def test_a_sampler_that_this_transformers_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before 5.17 transformers takes the word, and shuffles."""
+    from transformers import trainer_pt_utils
+
+    monkeypatch.delattr(trainer_pt_utils, "BatchRebalanceSampler", raising=False)
+    with pytest.raises(ConfigError, match=r"(?s)no batch_rebalance.*transformers>=5\.17"):
+        whet.TrainingArguments(str(tmp_path), train_sampling_strategy="batch_rebalance")

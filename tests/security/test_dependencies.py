@@ -20,7 +20,7 @@ _COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub", "jinja2", "m
 _OPTIONAL = {"argcomplete", "bitsandbytes", "torchao", "tensorboard", "wandb", "mlflow", "optuna",
              "trackio", "seqeval", "sentence-transformers", "onnx", "onnxscript", "onnxruntime", "openvino",
              "nncf"}  # fmt: skip
-_FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
+_FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.16", "sentencepiece": "0.2.1"}
 
 
 def _name(requirement: Requirement) -> str:

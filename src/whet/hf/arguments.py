@@ -178,6 +178,16 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
                 fix=f"keep precision={args.precision!r} alone",
             )
         )
+    if args.train_sampling_strategy == "batch_rebalance" and not _has_batch_rebalance():
+        found.append(
+            Problem(
+                what="this transformers has no batch_rebalance, and would shuffle instead",
+                got=f"transformers {transformers.__version__}",
+                why="its Trainer has the sampler since 5.17",
+                fix="pip install transformers>=5.17; or use train_sampling_strategy='group_by_length'; whet's commands"
+                " have it with every transformers",
+            )
+        )
     if "fp16" in {args.precision, *asked} and len(asked) < 2 and (args.use_cpu or not torch.cuda.is_available()):
         found.append(
             Problem(
@@ -188,6 +198,12 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
             )
         )
     return found
+
+
+def _has_batch_rebalance() -> bool:
+    from transformers import trainer_pt_utils
+
+    return hasattr(trainer_pt_utils, "BatchRebalanceSampler")
 
 
 _COMMANDS_ALONE = frozenset({
