@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from whet import report
 from whet.cli.main import run as whet
 from whet.report.bars import palettes
-from whet.tasks.qa.task import model_folder
+from whet.tasks.qa.task import small_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 Options = Mapping[str, Any]
@@ -128,7 +128,7 @@ def trained(kind: Kind, data: Path, folder: Path, limits: Options, n_runs: int =
         if (output / "report.html").is_file():
             continue
         command, options = kind(data, folder / kind.__name__ / "data")
-        given = {"model_name_or_path": model_folder()} | _USUAL | options | own | limits | {"output_dir": output}
+        given = {"model_name_or_path": small_encoder()} | _USUAL | options | own | limits | {"output_dir": output}
         words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
         code = whet([command, "--do_train", "--do_eval", "--overwrite_output_dir", *words])
         if code:
