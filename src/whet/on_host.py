@@ -72,7 +72,7 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
 
 
 def _pinned(values: Tensor) -> Tensor:
-    """Return a copy from which a GPU reads while the program goes on; its memory is not used again before."""
+    """Return a copy that a GPU reads later; torch keeps its memory until then."""
     return torch.empty_like(values, pin_memory=True, memory_format=torch.contiguous_format).copy_(values)
 
 

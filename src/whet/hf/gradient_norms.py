@@ -8,7 +8,7 @@ Source: torch.amp.GradScaler, `_step_supports_amp_scaling`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class GradientNorms:
     _in_a_row: int = 0
     _unread: tuple[Tensor, int, Any] | None = None
     """The norm on the host, its step, and the event after which it is there."""
-    _flagged: list[Any] = field(default_factory=list)
+    _flagged: Any = None
+    """The optimizer whose next step has the flag."""
 
     def is_finite(self, norm: float, step: int) -> bool:
         """Return whether a step may be applied; raise NonFiniteError after too many that may not."""
@@ -54,7 +55,7 @@ class GradientNorms:
         """Let the optimizer's next step do nothing if this norm () is not finite; read the norm of the step before."""
         self.read()
         optimizer.found_inf = norm.isfinite().logical_not().float()
-        self._flagged.append(optimizer)
+        self._flagged = optimizer
         host = torch.empty((), dtype=norm.dtype, pin_memory=norm.is_cuda)
         host.copy_(norm.detach(), non_blocking=True)
         event = None
@@ -64,11 +65,10 @@ class GradientNorms:
         self._unread = (host, step, event)
 
     def release(self) -> None:
-        """Take the flags from the optimizers, whose step is done."""
-        for optimizer in self._flagged:
-            if hasattr(optimizer, "found_inf"):
-                del optimizer.found_inf
-        self._flagged.clear()
+        """Take the flag from the optimizer, whose step is done."""
+        if self._flagged is not None:
+            vars(self._flagged).pop("found_inf", None)
+            self._flagged = None
 
     def read(self) -> None:
         """Look at the norm that was left, if there is one; raises NonFiniteError as `is_finite`."""

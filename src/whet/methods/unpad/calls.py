@@ -99,9 +99,10 @@ def see_each_other(decoder: Any, call: Mapping[str, Any]) -> str | None:
     if cause == "use_cache" and not keeps_cache(decoder, call):
         return None
     mask, ids = call.get("attention_mask"), call.get("input_ids")
-    fits = isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.shape == ids.shape
-    if isinstance(mask, Tensor) and not (fits and bool(on_host(mask).all())):
-        return None
+    if isinstance(mask, Tensor):
+        fits = isinstance(ids, Tensor) and mask.shape == ids.shape
+        if not fits or not bool(on_host(mask).all()):
+            return None
     return cause if sequences.restart(call.get("position_ids")) else None
 
 
