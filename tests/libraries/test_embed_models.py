@@ -21,6 +21,7 @@ from whet.cli.main import run
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
 import sentence_transformers as library
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer import losses
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of these libraries are not whet's
@@ -29,6 +30,13 @@ CLOSE = 1e-5
 CURVE_TOLERANCE = 1e-4
 """Relative, as in `test_embed_commands.py`."""
 N_ROWS = 16
+STEPS = ("--max_steps", 2, "--logging_steps", 1, "--per_device_train_batch_size", 8, "--learning_rate", 1e-3, "--seed",
+         3, "--save_strategy", "no", "--precision", "fp32", "--use_cpu")  # fmt: skip
+OF_LIBRARY: dict[str, Any] = {
+    "max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "seed": 3,
+    "warmup_steps": 0.1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+}  # fmt: skip
+"""The same in the library's own training arguments."""
 QUERY, PASSAGE = "who ", "the river "
 
 
@@ -50,6 +58,14 @@ def whet(*words: object, code: int = 0) -> None:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def logged(history: list[dict[str, Any]]) -> list[float]:
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def losses_of(folder: Path) -> list[float]:
+    return logged(json.loads((folder / "trainer_state.json").read_text("utf-8"))["log_history"])
 
 
 def embedder(encoder: Path, folder: Path, **options: Any) -> Path:
@@ -126,7 +142,13 @@ def test_a_download_of_the_other_kind_is_refused(
     made["saved"] = tmp_path / "saved"
     for name, folder in made.items():  # as the hub's client keeps a download
         there = tmp_path / "cache" / f"models--some--{name}"
-        shutil.copytree(folder, there / "snapshots" / ("a" * 40))
+        (there / "snapshots").mkdir(parents=True)
+        (snapshot := there / "snapshots" / ("a" * 40)).mkdir()
+        shutil.copytree(folder, there / "blobs")
+        for file in (there / "blobs").rglob("*.*"):
+            link = snapshot / file.relative_to(there / "blobs")
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(file)
         (there / "refs").mkdir()
         (there / "refs" / "main").write_text("a" * 40)
     search = ["--corpus", write(tmp_path / "corpus.csv", body=texts(2)), "--query", "who"]
@@ -153,23 +175,19 @@ def test_documents_have_one_prompt_in_training_and_in_service(
     data, out = write(tmp_path / "data.csv", query=texts(1), answer=texts(2)), tmp_path / "out"
     more, prompt = ([], PASSAGE) if named == "its own" else (["--document_prompt", ""], "")
     whet("embed", "--model_name_or_path", base, "--train_file", data, "--validation_file", data, "--do_train",
-         "--do_eval", "--output_dir", out, "--max_steps", 2, "--logging_steps", 1, "--per_device_train_batch_size", 8,
-         "--learning_rate", 1e-3, "--seed", 3, "--save_strategy", "no", "--precision", "fp32", "--use_cpu",
-         *more)  # fmt: skip
-    found = [entry["loss"] for entry in json.loads((out / "trainer_state.json").read_text())["log_history"]
-             if "loss" in entry]  # fmt: skip
+         "--do_eval", "--output_dir", out, *STEPS, *more)  # fmt: skip
     model = library.SentenceTransformer(str(base), device="cpu")
     args = library.SentenceTransformerTrainingArguments(
-        str(tmp_path / "plain"), max_steps=2, logging_steps=1, per_device_train_batch_size=8, learning_rate=1e-3,
-        seed=3, warmup_steps=0.1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
-        batch_sampler="no_duplicates", prompts={"anchor": QUERY, "positive": prompt},
-    )  # fmt: skip
+        str(tmp_path / "plain"),
+        batch_sampler="no_duplicates",
+        prompts={"anchor": QUERY, "positive": prompt},
+        **OF_LIBRARY,
+    )
     rows = Dataset.from_dict({"anchor": texts(1), "positive": texts(2)})
     loss = losses.MultipleNegativesRankingLoss(model)
     trainer = library.SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
     trainer.train()
-    wanted = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    np.testing.assert_allclose(found, wanted, rtol=CURVE_TOLERANCE)
+    np.testing.assert_allclose(losses_of(out), logged(trainer.state.log_history), rtol=CURVE_TOLERANCE)
 
     trained = library.SentenceTransformer(str(out), device="cpu")
     queries, documents = (trained.encode([f"{before}{text}" for text in some], prompt="")
@@ -194,30 +212,21 @@ def test_pairs_with_scores_are_encoded_alike(
     scores = [round(float(value), 3) for value in np.random.default_rng(4).random(N_ROWS)]
     data, out = write(tmp_path / "data.csv", one=texts(1), two=texts(2), score=scores), tmp_path / "out"
     words = ["embed", "--model_name_or_path", base, "--train_file", data, "--validation_file", data, "--do_train",
-             "--do_eval", "--output_dir", out, "--max_steps", 2, "--logging_steps", 1, "--per_device_train_batch_size",
-             8, "--learning_rate", 1e-3, "--seed", 3, "--save_strategy", "no", "--precision", "fp32",
-             "--use_cpu"]  # fmt: skip
+             "--do_eval", "--output_dir", out, *STEPS]  # fmt: skip
     whet(*words, "--query_prompt", "query: ", code=78)
-    assert "query_prompt would not be trained" in capsys.readouterr().err
+    assert "query_prompt would change nothing for pairs with scores" in capsys.readouterr().err
     whet(*words)
-    found = [entry["loss"] for entry in json.loads((out / "trainer_state.json").read_text())["log_history"]
-             if "loss" in entry]  # fmt: skip
     model = library.SentenceTransformer(str(base), device="cpu")
     one, two = (model.encode([f"on {text}" for text in texts(seed)], prompt="") for seed in (1, 2))
     first = json.loads((out / "eval_results.json").read_text())["start_spearman_cosine"]
     np.testing.assert_allclose(first, rank_correlation(model.similarity_pairwise(one, two).numpy(), scores), atol=1e-6)
-    args = library.SentenceTransformerTrainingArguments(
-        str(tmp_path / "plain"), max_steps=2, logging_steps=1, per_device_train_batch_size=8, learning_rate=1e-3,
-        seed=3, warmup_steps=0.1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
-        prompts="on ",
-    )  # fmt: skip
+    args = library.SentenceTransformerTrainingArguments(str(tmp_path / "plain"), prompts="on ", **OF_LIBRARY)
     rows = Dataset.from_dict({"sentence_A": texts(1), "sentence_B": texts(2), "score": scores})
     trainer = library.SentenceTransformerTrainer(
         model=model, args=args, train_dataset=rows, loss=losses.CoSENTLoss(model)
     )
     trainer.train()
-    wanted = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    np.testing.assert_allclose(found, wanted, rtol=CURVE_TOLERANCE)
+    np.testing.assert_allclose(losses_of(out), logged(trainer.state.log_history), rtol=CURVE_TOLERANCE)
 
     trained = library.SentenceTransformer(str(out), device="cpu")
     one, two = (trained.encode([f"on {text}" for text in texts(seed)], prompt="") for seed in (1, 2))
@@ -233,6 +242,26 @@ def test_pairs_with_scores_are_encoded_alike(
 def rank_correlation(one: Any, other: Any) -> float:
     places = [np.argsort(np.argsort(values)) for values in (one, other)]
     return float(np.corrcoef(np.stack(places))[0, 1])
+
+
+def test_a_reranker_is_trained_with_the_prompt_of_its_predictions(encoder_folder: Path, tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    torch.manual_seed(0)
+    library.CrossEncoder(
+        str(encoder_folder), num_labels=1, device="cpu", prompts={"any": "who built "}, default_prompt_name="any"
+    ).save(str(base))
+    columns = {"query": texts(1), "text": texts(2), "label": [float(n % 2) for n in range(N_ROWS)]}
+    data = write(tmp_path / "data.csv", **columns)
+    whet("rerank", "--model_name_or_path", base, "--train_file", data, "--do_train", "--output_dir", out, *STEPS)
+    model = library.CrossEncoder(str(base), device="cpu")
+    trainer = library.CrossEncoderTrainer(
+        model=model,
+        args=library.CrossEncoderTrainingArguments(str(tmp_path / "plain"), prompts="who built ", **OF_LIBRARY),
+        train_dataset=Dataset.from_dict(columns),
+        loss=BinaryCrossEntropyLoss(model),
+    )
+    trainer.train()
+    np.testing.assert_allclose(losses_of(out), logged(trainer.state.log_history), rtol=CURVE_TOLERANCE)
 
 
 # ---- rows ----

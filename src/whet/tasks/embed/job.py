@@ -259,7 +259,7 @@ def _require_no_sides(job: EmbedArguments) -> None:
     given = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(job, name)) is not None}
     if given:
         raise ConfigError(
-            what=f"{' and '.join(given)} would not be trained",
+            what=f"{' and '.join(given)} would change nothing for pairs with scores",
             got=given,
             why="the texts of a pair with a score are alike: neither is a query, and both are encoded in the same way",
             fix=f"leave {' and '.join(f'--{name}' for name in given)} out, or train queries with their texts, without "

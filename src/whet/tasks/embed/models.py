@@ -86,7 +86,8 @@ def load(
         config = getattr(model.transformers_model, "config", None)
         if not is_here:
             _require_kind(kind, folder, config, name, flag, trains=trains)
-        if kind == "CrossEncoder" and not trains and class_of_folder(folder) is None:
+        is_plain = class_of_folder(folder) is None and (folder / "config.json").is_file()
+        if kind == "CrossEncoder" and is_plain and not trains:
             _require_weights_of_head(model, folder, name, flag)
     if kind == "SentenceTransformer":
         _name_document_prompt(model)
@@ -133,7 +134,7 @@ def _no_reranker(name: str, flag: str, found: str) -> ConfigError:
     return ConfigError(
         what=f"{flag} names no reranker",
         got=f"{name}: {found}",
-        why="it has learnt no score of a pair: a head of random weights would order the texts, otherwise in each run",
+        why="it has learnt no scores of pairs: a head of random weights would give other ones in each run",
         fix="name a model that whet rerank has trained, or another CrossEncoder"
         + ("; or train this one: --do_train" if flag == "--model_name_or_path" else ""),
     )

@@ -193,6 +193,14 @@ def _of_table(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None)
     columns = choose_columns(rows, job)
     asks = (columns.anchor.lower(), columns.positive.lower()) == _ASKS
     known = [name for name in (*rows.columns, *rows.objects) if asks and name.partition(".")[0] in _ANSWERS]
+    if columns.score is not None and columns.negatives:
+        negatives = ",".join(columns.negatives)
+        raise Rejected(
+            "the rows have a score and texts that do not fit",
+            got=f"score: {columns.score}; negatives: {negatives}",
+            why="a row is a pair with a score, or a pair with texts that do not fit, and the other would not be read",
+            fix=f"name one: --score_column_name {columns.score} or --negative_column_names {negatives}",
+        )
     if columns.score is None and not columns.negatives and job.anchor_column_name is None:
         _require_no_score(rows, columns, [*known, "answer_start"] if asks else [])
     n_without = 0
@@ -228,13 +236,6 @@ def choose_columns(rows: TableRows, job: PairFields) -> Columns:
         score = _usual(rest, _SCORES)
     if not negatives and job.score_column_name is None:
         negatives = tuple(name for name in rest if _NEGATIVE.fullmatch(name))
-    if negatives and score is not None:
-        raise Rejected(
-            "the rows have a score and texts that do not fit",
-            got=f"score: {score}; negatives: {', '.join(negatives)}",
-            why="a row is a pair with a score, or a pair with texts that do not fit, and the other would not be read",
-            fix=f"choose one: --score_column_name {score}, or --negative_column_names {','.join(negatives)}",
-        )
     is_named = job.score_column_name is not None
     if job.anchor_column_name and job.positive_column_name:
         return Columns(job.anchor_column_name, job.positive_column_name, negatives, score, is_named)
