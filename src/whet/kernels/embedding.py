@@ -50,8 +50,8 @@ class RowsInUse:
     """The rows of a table (entries, D) whose gradient may be nonzero, now or in any earlier step.
 
     The record is an attribute of the gradient tensor. A tensor that replaces it has no record, and any write to the
-    tensor, also by autograd, invalidates it. Writes that torch does not count, through `gradient.data` or NumPy, show in
-    a sample of the other rows, unless they are to a few rows.
+    tensor, also by autograd, invalidates it. Writes that torch does not count, through `gradient.data` or NumPy, show
+    in a sample of the other rows, unless they are to a few rows.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -110,8 +110,8 @@ class RowGradient:
 
     With it, backward sets or adds to `table.grad` directly, and hooks on the table's gradient do not run. If other code
     writes to it, such as autograd for a second use of the table, all of it is zeroed before the next step. Code that
-    writes to a few rows without torch's knowledge must call `forget`. Whoever keeps the gradient of a step, an optimizer or a
-    callback, keeps that: the next step's is then another tensor.
+    writes to a few rows without torch's knowledge must call `forget`. Whoever keeps the gradient of a step, such as an
+    optimizer or a callback, keeps that: the next step's is then another tensor.
     """
 
     def __init__(self, table: Tensor) -> None:
