@@ -144,6 +144,13 @@ def as_cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def test_numbers_with_gaps_are_numbers_in_parquet_too(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.parquet"
+    Dataset.from_dict({"query": ["a", "b"], "answer": ["c", "d"], "fits": [float("nan"), 1.0]}).to_parquet(path)
+    with pytest.raises(DataError, match="not read: fits"):
+        read_pairs(path, EmbedArguments(model_name_or_path="m", train_file=str(path)))
+
+
 REFUSED = {
     "classes of NLI": ("premise,hypothesis,label\na,b,0\nc,d,2\ne,f,1\n", "label may hold numbers of classes"),
     "two classes of NLI": ("premise,hypothesis,label\na,b,0\nc,d,1\n", "label may hold numbers of classes"),

@@ -306,12 +306,13 @@ def _usual(found: Sequence[str], names: Sequence[str]) -> str | None:
 def _are_numbers(rows: Sequence[PlacedRow], name: str, *, gaps: bool = False) -> bool:
     """Return whether every value of the column is a number, and there is one.
 
-    With `gaps` some may be missing, and words for true and false are numbers, too.
+    With `gaps` some may be missing, and the words true and false are numbers, too.
     """
     values = [row.get(name) for _, row in rows if isinstance(row, Mapping)]
     if gaps:
         values = [value.strip() if isinstance(value, str) else value for value in values]
-        values = [_TRUTH.get(str(value).lower(), value) for value in values if value is not None and value != ""]
+        values = [value for value in values if value is not None and value != "" and value == value]  # NaN is a gap
+        values = [_TRUTH.get(str(value).lower(), value) for value in values]
     return bool(values) and all(_number(value) is not None for value in values)
 
 
