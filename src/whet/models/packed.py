@@ -71,13 +71,18 @@ class InnerHooks:
         """Whether a library's hooks give each row something of its own."""
         self.reshape = False
         """Whether a pass has shown that a hook returns another shape than it gets, and hooks are still there."""
+        self.want_padding = False
+        """Whether hooks of a user's own are to get rows as they are in the batch, with their padding."""
+        self.are_there = False
+        """Whether there are hooks of a user's own."""
         self._noisy: list[Any] = []
         """Embedding tables to whose results NEFTune (`neftune_noise_alpha`) adds noise."""
 
     def look(self, encoder: nn.Module) -> None:
         """See which hooks there are, and say once that those of a user's own get packed tensors."""
         newest = RemovableHandle.next_id
-        if newest == self._newest and not (self.row_wise or self.reshape):  # torch does not count those removed
+        seen = self.row_wise or self.reshape or (self.want_padding and self.are_there)
+        if newest == self._newest and not seen:  # torch does not count those removed
             return
         self._newest = newest
         hooks = list(_hooks_inside(encoder))
@@ -85,8 +90,9 @@ class InnerHooks:
         homes = [(name, home_of(hook)) for name, hook in hooks if not _adds_noise(hook)]
         names = dict.fromkeys(name for name, home in homes if not home.startswith(_GIVES_ROWS))
         self.row_wise = any(home.startswith(_GIVES_ROWS) for _, home in homes)
-        self.reshape = self.reshape and bool(names)
-        if names and not self._has_warned:
+        self.are_there = bool(names)
+        self.reshape = self.reshape and self.are_there
+        if names and not self._has_warned and not self.want_padding:
             self._has_warned = True
             _warn([*names])
 
@@ -113,12 +119,11 @@ def _adds_noise(hook: Any) -> bool:
 
 
 def _hooks_inside(encoder: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the forward hooks on modules inside the encoder that may see or change something, and the module's name."""
+    """Yield the hooks on modules inside the encoder that may see or change something, and the module's name."""
     for name, module in encoder.named_modules():
-        if name and (module._forward_hooks or module._forward_pre_hooks):
-            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-                if not is_harmless(hook):
-                    yield name, hook
+        found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        if name and any(found):
+            yield from ((name, hook) for hooks in found for hook in hooks.values() if not is_harmless(hook))
 
 
 def _warn(names: list[str]) -> None:

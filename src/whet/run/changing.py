@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import sysconfig
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -35,6 +37,9 @@ from whet.errors import WhetError
 from whet.kernels import allocator
 from whet.log import logger
 from whet.models import record
+from whet.models.forwards import home_of, instance_forward, is_whets
+from whet.models.packed import packed_model
+from whet.models.standard import is_trusted
 from whet.objectives import heads, lazy_logits
 from whet.own_loop import locate
 from whet.own_loop.changes import changes
@@ -161,6 +166,8 @@ class _Watch:
         self._n_steps = 0
         self._was_called = False
         """Whether a call was noted: where a compiler has read the model, none is."""
+        self._differentiates_twice = False
+        """Whether a backward pass of the first steps made a graph of itself."""
         self._timed: list[reports.Timed] = []
         """Each step that was timed after the change."""
         self.by, self.trains = by, trains
@@ -214,6 +221,9 @@ class _Watch:
             optimize(holder, last_block_tokens=tokens)
             if any(map(_reads_padding, locate.encoders_in(holder))):  # the script's loss is to be its own
                 optimize(holder, last_block_tokens=tokens, padding="all")
+            for encoder in locate.encoders_in(holder):
+                if (packed := packed_model(encoder.model)) is not None:
+                    packed.hooks.want_padding = True  # they are the script's own, also those that come later
             if not torch.cuda.is_available():
                 allocator.keep_freed_memory()
         finally:
@@ -253,6 +263,11 @@ class _Watch:
             for level, modules in enumerate((encoders, outer)):
                 hook = _Called(self, level)
                 self._handles += [one.register_forward_pre_hook(hook, with_kwargs=True) for one in modules]
+            self._handles += [one.register_forward_hook(_Returned(self)) for one in encoders]
+
+    def note_backward(self) -> None:
+        """Note a backward pass; torch keeps gradients on in one whose result is to be differentiated again."""
+        self._differentiates_twice |= torch.is_grad_enabled()
 
     def begin(self, n_places: int, level: int = 0) -> None:
         """Note a call of the model with a batch of this many places; the first one begins a step."""
@@ -280,6 +295,10 @@ class _Watch:
         if self._n_steps == N_UNCHANGED and not self._was_called:
             self.stop()
             self.report.left = "torch.compile reads it, or its parts are called one by one"
+            return
+        if self._n_steps == N_UNCHANGED and self._differentiates_twice:
+            self.stop()
+            self.report.left = "the script differentiates its gradients (create_graph=True)"
             return
         if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
             self._change(holder)
@@ -338,6 +357,19 @@ class _Called:
         return getattr, (nullcontext(), "__exit__")
 
 
+class _Returned(_Called):
+    """The hook of what an encoder returns in the first steps: its backward pass is looked at."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__(watch, 0)
+
+    def __call__(self, model: nn.Module, given: Any, out: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        values = [*out.values()] if isinstance(out, Mapping) else out if isinstance(out, tuple | list) else [out]
+        states = next((one for one in values if isinstance(one, Tensor) and one.requires_grad), None)
+        if states is not None and not torch.compiler.is_compiling():
+            states.register_hook(lambda _, watch=self._watch: watch.note_backward())
+
+
 _watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
 _MARK = "changed by whet run"
 """The entry in the record of encoders that were changed here, and not by the script, and of their copies."""
@@ -379,7 +411,26 @@ def _why_left(holder: Any) -> str | None:
     if why is not None:
         return why
     locate.prove_in(holder)
-    return locate.why_unchanged([encoder.model for encoder in locate.encoders_in(holder)])
+    encoders = [encoder.model for encoder in locate.encoders_in(holder)]
+    return locate.why_unchanged(encoders) or next(filter(None, map(_why_own_code, encoders)), None)
+
+
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _why_own_code(model: Any) -> str | None:
+    """Return which code of the script's own runs inside the encoder: it may read rows as they are in the batch."""
+    encoder = getattr(model, "base_model", model)
+    for name, module in encoder.named_modules():
+        forward = instance_forward(module)
+        if forward is None:
+            home = None if is_trusted(type(module)) else type(module).__module__
+        else:
+            home = None if is_whets(forward) else home_of(forward)
+        file = getattr(sys.modules.get(home or ""), "__file__", None)
+        if name and home is not None and not (file or "").startswith(_INSTALLED):
+            return f"the script computes {name} of its {type(encoder).__name__} itself"
+    return None
 
 
 def _marked_in(holder: Any) -> Iterator[nn.Module]:

@@ -7,7 +7,7 @@ says how exact the hidden states of padding have to be.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -61,6 +61,8 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
     mask = call.get("attention_mask")
     if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):
         return "attention masks of another shape than input_ids"
+    if (name := _own_ids(encoder, call)) is not None:
+        return f"models whose {name}, of calls that give none, were changed"
     odd = [name for name, value in call.items() if not _is_understood(encoder, name, value, ids, causal=causal)]
     if odd:
         return f"calls with {', '.join(odd)}"
@@ -69,6 +71,23 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
     if bool(call.get("is_causal", getattr(config, "is_causal", causal))) != causal:
         return f"calls with a {'bidirectional' if causal else 'causal'} mask"
     return _why_cached(encoder, call) if causal else None
+
+
+def _own_ids(encoder: Any, call: Mapping[str, Any]) -> str | None:
+    """Return which ids the embeddings take from a buffer of theirs that is another than transformers makes it."""
+    buffers = getattr(getattr(encoder, "embeddings", None), "_buffers", {})
+    for name, usual in (("position_ids", torch.arange), ("token_type_ids", torch.zeros)):
+        ids = buffers.get(name)
+        if isinstance(ids, Tensor) and call.get(name) is None:
+            own = on_host(ids).flatten()
+            if not torch.equal(own, _usual_ids(usual, own.numel(), own.dtype)):
+                return name
+    return None
+
+
+@cache
+def _usual_ids(make: Callable[..., Tensor], n: int, dtype: torch.dtype) -> Tensor:
+    return make(n, dtype=dtype)
 
 
 def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:

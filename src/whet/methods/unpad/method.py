@@ -256,6 +256,8 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     hooks.look(encoder)
     if hooks.row_wise:
         return "calls in which peft gives each row its own adapter"
+    if hooks.want_padding and hooks.are_there:
+        return "calls that hooks inside the encoder see"
     return _RESHAPED if hooks.reshape else None
 
 
