@@ -23,6 +23,7 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
+from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
@@ -70,13 +71,25 @@ class TaskRun:
     """What --auto has chosen, for the record of the run."""
     worst: list[str] = field(default_factory=list)
     """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
+    _judges_another: bool = False
+    """Whether nothing is trained, and the folder had results of another model."""
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.defer_signals()
-        logged, recorded = run_log.written_to(self.args.output_dir), self._recorded()
-        with trackers_closed(self.engine), logged, recorded, printing.before_a_table():
+        with trackers_closed(self.engine), run_log.written_to(self.args.output_dir):
+            if not self.args.do_train:
+                self._judges_another = self._before.judging(self.asked.model_name_or_path)
+            return self._run()
+
+    @cached_property
+    def _before(self) -> UsedAgain:
+        return UsedAgain(self.args.output_dir)
+
+    def _run(self) -> dict[str, float]:
+        with self._recorded(), printing.before_a_table():
             if self.args.do_train:
+                self.engine.events.add_callback(self._before.after_first_step())
                 trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.engine.sync.stop_signal)
@@ -111,6 +124,7 @@ class TaskRun:
             "data": None if rows is None else {
                 "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None
             },
+            **({record.OTHER_MODEL: True} if self._judges_another else {}),
         }  # fmt: skip
 
     def _recorded(self) -> AbstractContextManager[None]:
@@ -125,7 +139,8 @@ class TaskRun:
 
     def _save_training(self, metrics: dict[str, Any]) -> None:
         """Save the trained model, its metrics and the counters."""
-        self.engine.save_model()
+        with self._before.saving_model():
+            self.engine.save_model()
         self._record("train", metrics)
         self.engine.save_state()
         self._write_card()
@@ -156,19 +171,20 @@ class TaskRun:
         part, prefix = self.parts[split], SPLITS[split].prefix
         found = part.judge.judge(self.engine, prefix)
         folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
-        counts, lines = judging.write(found.examples, prefix, part.unit, folder, on_error)
-        self.worst += lines
-        self._record(split, {**found.metrics, **counts})
+        written = judging.write(found.examples, prefix, part.unit, folder, on_error)
+        self.worst += written.lines
+        self._record(split, {**found.metrics, **written.counts}, [*found.files, *written.files])
 
-    def _record(self, split: str, metrics: dict[str, Any]) -> None:
+    def _record(self, split: str, metrics: dict[str, Any], files: Sequence[str] = ()) -> None:
         part, prefix = self.parts[split], SPLITS[split].prefix
         metrics = metrics | {f"{prefix}_samples": part.n_samples}
         if part.left_out.n_rows:
             metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
-        part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
+        path = Path(self.args.output_dir) / f"{prefix}_left_out.json"
+        left_out = part.left_out.write(path, self.args.save_error_policy)
         if self.engine.state.epoch is not None:
             metrics["epoch"] = self.engine.state.epoch
-        self.engine.save_metrics(prefix, metrics)
+        self.engine.save_metrics(prefix, metrics, [*files, *left_out])
         self.metrics |= metrics
 
 
