@@ -123,7 +123,7 @@ def append(name: str, value: Any) -> None:
 
 
 def add_outputs(**paths: str | Path) -> None:
-    """Name files or folders that the command writes; the object has those that exist at its end, as absolute paths."""
+    """Name files or folders that the command has written; the object has those that exist, as absolute paths."""
     if _current is not None:
         _current.outputs |= {name: Path(path).absolute() for name, path in paths.items()}
 

@@ -42,11 +42,14 @@ class UsedAgain:
             results.settle(self._folder, saved, before)
 
     def judging(self, model: str) -> bool:
-        """Note the model that is judged without training; return whether what was there was said of another one."""
+        """Note the model that is judged without training; return whether what was there was said of another one.
+
+        A model of the hub is known by its name, one in a folder by its weights, wherever the folder lies.
+        """
         if not here().is_first:
             return False
-        own, judged = _checksum_in(self._folder), _checksum_in(Path(model)) or model
-        return results.settle(self._folder, judged, own)
+        own, judged = _checksum_in(self._folder), _checksum_in(Path(model))
+        return results.settle(self._folder, judged or xxhash.xxh3_128_hexdigest(model.encode()), own)
 
     def _forget(self) -> None:
         self._has_stepped = True

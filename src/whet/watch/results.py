@@ -69,14 +69,14 @@ def forget(folder: Path, *, says: bool = True) -> None:
 def settle(folder: Path, model: str, before: str | None = None) -> bool:
     """Note that results are of this model from now on; return whether those in the folder were of another one.
 
-    They are removed then, and named; what a training wrote of itself alone stays. `model` is a checksum, as is `before`
-    of the model whose results those of an older whet are.
+    They are removed then, and named; what a training wrote of itself alone stays. `model` is a checksum, and `before`
+    that of the model in the folder, whose the results are if nothing says otherwise. None: nobody knows, and they stay.
     """
     if not here().is_first:
         return False
     known = _read_object(folder / OWNER).get("model", before)
     names = [name for split in ERRORS for name in _all_names_of(split)]
-    is_other = known != model and _forget(folder, names, says=True)
+    is_other = known not in (None, model) and _forget(folder, names, says=True)
     if known != model or not (folder / OWNER).exists():
         output_files.write_json(folder / OWNER, {"model": model}, indent=2, on_error="continue")
     return is_other
