@@ -13,8 +13,10 @@ import pytest
 from text_tasks import examples, load, save_encoder, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 
-_LABELLED = ("errors.jsonl", "eval_confusion.csv", "eval_results.json", "eval_predictions.jsonl", "predict_errors.jsonl",
-             "predict_confusion.csv", "predict_results.json", "predict_predictions.jsonl", "predict_results.txt")  # fmt: skip
+_LABELLED = (
+    "errors.jsonl", "eval_confusion.csv", "eval_results.json", "eval_predictions.jsonl", "predict_errors.jsonl",
+    "predict_confusion.csv", "predict_results.json", "predict_predictions.jsonl", "predict_results.txt",
+)  # fmt: skip
 """What a run of classification writes of the examples of both splits."""
 Do = Callable[..., dict[str, Any]]
 
@@ -148,7 +150,9 @@ def test_judging_a_split_again_replaces_what_was_said_of_it(place: Path, out: Pa
     assert _kept(out, "train_loss", "predict_samples").items() >= {
         "train_loss": before["train_loss"], "predict_samples": 2,
     }.items()  # fmt: skip
-    assert f"of {found['metrics']['eval_examples_judged']}" in _page(out)
+    page = _page(out)
+    assert f"of {found['metrics']['eval_examples_judged']}" in page
+    assert "Evaluations while training" not in page, "the trained model was judged again, not that of step 0"
 
 
 def test_another_model_judged_in_the_folder_speaks_for_itself(place: Path, out: Path, do: Do) -> None:

@@ -320,15 +320,22 @@ def _read_metrics(run: Run, logged: Mapping[str, Any]) -> None:
 
 
 def _take_results(run: Run, path: Path) -> None:
-    """Take the results of each split, or what the record has of it if they are of an earlier model."""
-    by_split: dict[str, dict[str, Any]] = {prefix: {} for prefix in SPLITS}
+    """Take the results of each split, or what the record has of it if they are of an earlier model.
+
+    A script adds results of one split to those of others: how old they are, the file of each split says.
+    """
+    by_split: dict[str, dict[str, Any]] = {}
     for name, value in _object(path, run).items():
-        by_split[next((prefix for prefix in SPLITS if name.startswith(f"{prefix}_")), "train")][name] = value
+        prefix = name.partition("_")[0]
+        is_split = prefix in SPLITS or _is_file(path.with_name(f"{prefix}_results.json"))
+        by_split.setdefault(prefix if is_split else "train", {})[name] = value
     run.agreed = {split for split, own in by_split.items() if any(_agrees(own, one) for one in run.recorded)}
     run.agreed |= {"start"} if "eval" in run.agreed else set()
     for split, own in by_split.items():
-        if own and _is_earlier(run, path, split):
-            run.lacks.append((f"what {path.name} says of the {SPLITS[split]} split", "it is of an earlier model"))
+        file = path.with_name(f"{'eval' if split == 'start' else split}_results.json")
+        if _is_earlier(run, file if _is_file(file) else path, split):
+            words = SPLITS.get(split, split)
+            run.lacks.append((f"what {path.name} says of the {words} split", "it is of an earlier model"))
             own = {name: value for one in run.recorded for name, value in one.items() if name.startswith(f"{split}_")}
         run.metrics |= own
 

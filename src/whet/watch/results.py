@@ -2,8 +2,8 @@
 
 A folder is used again: to judge the model that was trained there, to resume, to train another one. All results in it
 are of one model. A split that is judged again replaces what was said of it (`save`). A training that has taken a step
-removes what was said of the model before (`forget`), and so does who judges another one (`settle`): OWNER has the
-checksum of the model that the results are of. Files of other names, and links, stay.
+removes what was said of the model before (`forget`), and so does who judges another one (`settle`): OWNER_NAME
+has the checksum of the model that the results are of. Files of other names, and links, stay.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.ranks import here
+from whet.config.rules.training import OWNER_NAME
 from whet.log import logger
 from whet.strict_json import jsonable
 from whet.watch import files as output_files
 from whet.watch import printing
 
-ALL, SEEDS, STATE, OWNER = "all_results.json", "seeds.json", "trainer_state.json", ".results_of.json"
+ALL, SEEDS, STATE = "all_results.json", "seeds.json", "trainer_state.json"
 ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
 """Prefix of a split's metrics -> the file of its worst examples."""
 _OF_EXAMPLES = (
@@ -74,17 +75,17 @@ def settle(folder: Path, model: str, before: str | None = None) -> bool:
     """
     if not here().is_first:
         return False
-    known = _read_object(folder / OWNER).get("model", before)
+    known = _read_object(folder / OWNER_NAME).get("model", before)
     names = [name for split in ERRORS for name in _all_names_of(split)]
     is_other = known not in (None, model) and _forget(folder, names, says=True)
-    if known != model or not (folder / OWNER).exists():
-        output_files.write_json(folder / OWNER, {"model": model}, indent=2, on_error="continue")
+    if known != model or not (folder / OWNER_NAME).exists():
+        output_files.write_json(folder / OWNER_NAME, {"model": model}, indent=2, on_error="continue")
     return is_other
 
 
 def _forget(folder: Path, names: Iterable[str], *, says: bool) -> bool:
     removed = _remove(folder, [ALL, *names], "continue")
-    _remove(folder, [OWNER], "continue")
+    _remove(folder, [OWNER_NAME], "continue")
     if removed and says:
         printing.show_wrapped(f"removed the results of an earlier model: {', '.join(removed)}")
     return bool(removed)
