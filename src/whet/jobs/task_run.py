@@ -71,23 +71,12 @@ class TaskRun:
     """What --auto has chosen, for the record of the run."""
     worst: list[str] = field(default_factory=list)
     """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
-    _judges_another: bool = False
-    """Whether nothing is trained, and the folder had results of another model."""
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.defer_signals()
-        with trackers_closed(self.engine), run_log.written_to(self.args.output_dir):
-            if not self.args.do_train:
-                self._judges_another = self._before.judging(self.asked.model_name_or_path)
-            return self._run()
-
-    @cached_property
-    def _before(self) -> UsedAgain:
-        return UsedAgain(self.args.output_dir)
-
-    def _run(self) -> dict[str, float]:
-        with self._recorded(), printing.before_a_table():
+        logged = run_log.written_to(self.args.output_dir)
+        with trackers_closed(self.engine), logged, self._recorded(), printing.before_a_table():
             if self.args.do_train:
                 self.engine.events.add_callback(self._before.after_first_step())
                 trained = self.engine.train()
@@ -99,6 +88,10 @@ class TaskRun:
             if self.args.do_train:
                 self._write_card()
         return self.metrics
+
+    @cached_property
+    def _before(self) -> UsedAgain:
+        return UsedAgain(self.args.output_dir)
 
     def uploads_by(self, upload: Any) -> None:
         """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
@@ -124,7 +117,6 @@ class TaskRun:
             "data": None if rows is None else {
                 "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None
             },
-            **({record.OTHER_MODEL: True} if self._judges_another else {}),
         }  # fmt: skip
 
     def _recorded(self) -> AbstractContextManager[None]:
@@ -132,7 +124,9 @@ class TaskRun:
         engine, args = self.engine, self.args
         if not args.should_save:
             return nullcontext()
-        recorder = record.Recorder(args.output_dir, self._facts)
+        is_other = not args.do_train and self._before.judging(self.asked.model_name_or_path)
+        more = {record.OTHER_MODEL: True} if is_other else {}
+        recorder = record.Recorder(args.output_dir, {**self._facts, **more})
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
         engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
         return recorder.ends(self.metrics)
