@@ -155,6 +155,9 @@ def test_the_data_decides_what_labels_are(tmp_path: Path, labels: list[Any], kin
         (["0,5", "1,25", "2"], "line 2: label has a decimal comma"),
         ([[0, 1, 0], [1, 0, 0], [0, 1, 1]], "example 1: label is a list that names a label more than once"),
         ([[0.0, 0.0], [1.0, 0.0]], "example 1: label is a list that names a label more than once"),
+        (["[0, 1, 0]", "[1, 0, 0]"], "line 2: label is a list that names a label more than once"),
+        ([[0.0, 1.0], [1.0, 0.0]], "example 1: label is a list of zeros and ones, as in every row"),
+        (["[0, 1]", "[1, 0]"], "line 2: label is a list of zeros and ones, as in every row"),
         (["['a', 'b']", "['a']", "[]"], "line 2: label is a list as Python prints it"),
     ],
 )

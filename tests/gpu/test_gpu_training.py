@@ -56,6 +56,18 @@ def test_flash_masks_survive_recomputation(tmp_path: Path, policy: str) -> None:
     assert again == pytest.approx(curve(tmp_path, cuda_graphs=False), rel=TOLERANCE)
 
 
+def test_activations_wait_for_backward_on_the_host(tmp_path: Path) -> None:
+    def trained(**changes: Any) -> tuple[list[float], int]:
+        torch.cuda.reset_peak_memory_stats()
+        found = curve(tmp_path, per_device_train_batch_size=24, max_steps=3, cuda_graphs=False, **changes)
+        return found, torch.cuda.max_memory_allocated()
+
+    usual, most = trained()
+    found, offloaded = trained(activation_offload=True)
+    assert found == pytest.approx(usual, rel=TOLERANCE)
+    assert offloaded < most
+
+
 def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> None:
     fp32: dict[str, Any] = {"attn_implementation": "whet", "bf16": False, "precision": "fp32"}
     whole = curve(tmp_path, **fp32)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from hf_runs import arguments, classifier, forked, output, pad, rows, same
 from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification, EarlyStoppingCallback, TrainerCallback
+from transformers import AutoModel, AutoModelForTokenClassification, EarlyStoppingCallback, TrainerCallback
 
 import whet
 from tiny import tiny_config
@@ -294,6 +294,31 @@ def test_split_of_a_step_leaves_its_loss(n_ranks: int, n_micro: int, task: str, 
     wanted = json.loads((whole / "log.json").read_text())
     assert len(wanted) == 6
     assert json.loads((split / "log.json").read_text()) == pytest.approx(wanted, rel=1e-5)
+
+
+class OwnLoss(nn.Module):
+    """A model around an encoder of transformers, with a loss of its own: a sum, and a term of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = AutoModel.from_config(tiny_config("bert", hidden_dropout_prob=0.0))
+        self.out = nn.Linear(self.encoder.config.hidden_size, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any) -> dict[str, Tensor]:
+        logits = self.out(self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0][:, 0])
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") + logits.square().mean()
+        return {"loss": loss, "logits": logits}
+
+
+def test_the_loss_of_a_model_of_ones_own_is_not_divided_again(tmp_path: Path) -> None:
+    found = []
+    for name, (trainer_of, arguments_of) in PEERS.items():
+        torch.manual_seed(0)
+        model, args = OwnLoss(), settings(arguments_of, tmp_path / name, gradient_accumulation_steps=2)
+        trainer = trainer_of(model, args, data_collator=pad, train_dataset=rows(16))
+        trainer.train()
+        found.append([row[key] for row in trainer.state.log_history[:-1] for key in ("loss", "grad_norm")])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_commands_settings_are_refused_with_the_way_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from native_support import assert_same_on_two_threads, need_native, quick
 from torch import nn
 
 from whet.kernels import adamw as fused_optimizer
+from whet.kernels import embedding
 from whet.kernels.adamw import AdamWStep, AdamWTensors
 from whet.kernels.embedding import RowGradient, RowsInUse, rows_in_use
 from whet.optim.optimizers.native import WhetAdamW
@@ -31,6 +32,13 @@ def table_and_gradient(n_rows, width, seed, outside=0.0):
     others = use.bytes == 0
     grad[others] = outside
     return table, grad, use
+
+
+def clear_sample(grad, use):
+    """Set to zero what is looked at of other rows."""
+    rows, columns = embedding._sample(*grad.shape)
+    others = use.bytes[rows] == 0
+    grad[rows[others], columns[others]] = 0.0
 
 
 def moments(table):
@@ -58,6 +66,7 @@ def test_other_rows_are_not_read(shape, seed):
     table, grad, use = table_and_gradient(*shape, seed, outside=math.nan)
     AdamWTensors([table], *moments(table)).update([grad], [(1e-2, 0.0)], STEP, [use])
     assert table.isfinite().all()
+    clear_sample(grad, use)
     use.put_on(grad)
     exact = grad[use.bytes == 1].double().square().sum()
     assert math.isclose(fused_optimizer.squared_norm([grad]), float(exact), rel_tol=1e-6)  # fp32 sums of 2,048 at most
@@ -131,9 +140,51 @@ def test_optimizer_skips_rows_without_gradient():
     words.step(1)
     words.gradient.add(torch.tensor([3]), torch.ones(1, 20), None)
     words.gradient.buffer.numpy()[20:] = math.nan
+    rows, columns = embedding._sample(50, 20)
+    words.gradient.buffer.numpy()[rows[20:], columns[20:]] = 0.0
     assert math.isfinite(fused_optimizer.squared_norm([words.gradient.buffer]))
     words.optimizer.step()
     assert words.table.isfinite().all()
+
+
+def _by_data(grad, by):
+    grad.data.add_(by)
+
+
+def _by_numpy(grad, by):
+    grad.numpy()[...] += by.numpy()
+
+
+def _by_other_data(grad, by):
+    grad.data = grad + by
+
+
+@pytest.mark.parametrize("write", [_by_data, _by_numpy, _by_other_data])
+@pytest.mark.parametrize("n_rows", [12, 50, 3000])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_torch_does_not_count_counts_all_the_same(write, n_rows, optimizer):
+    """As noise for privacy, or decay by hand: in every row, and none of it is there in the next step."""
+    torch.manual_seed(0)
+    table = nn.Parameter(torch.randn(n_rows, 20))
+    other = nn.Parameter(table.detach().clone())
+    gradient = RowGradient(table)
+    make = {"adamw": lambda one: WhetAdamW([one], lr=1e-2), "sgd": lambda one: torch.optim.SGD([one], lr=1e-2)}
+    theirs = {"adamw": lambda one: torch.optim.AdamW([one], lr=1e-2, weight_decay=0.0), "sgd": make["sgd"]}
+    ours, torchs_own = make[optimizer](table), theirs[optimizer](other)
+    for step in range(6):
+        ids = torch.randint(0, 12, (9,))
+        values, by = torch.randn(9, 20), torch.randn(n_rows, 20)
+        gradient.add(ids, values, None)
+        other.grad = torch.zeros_like(other).index_add_(0, ids, values)
+        assert table.grad is not None
+        if step in (1, 2, 4):
+            write(table.grad, by)
+            other.grad += by
+        torch.testing.assert_close(table.grad, other.grad)
+        for one in (ours, torchs_own):
+            one.step()
+            one.zero_grad()
+    torch.testing.assert_close(table, other)
 
 
 def test_second_use_of_the_table_invalidates_the_tracking():

@@ -14,9 +14,11 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
 )
+from transformers.models.bert.modeling_bert import BertPooler
 
 import whet
 from tiny import FAMILIES, padded, tiny_config, tiny_model, tiny_rows
+from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.errors import ConfigError
 
 EXACT = 1e-5  # relative: sums of some hundred float32 terms
@@ -97,6 +99,77 @@ def test_heads_of_a_user_on_all_places(family: str, head: str) -> None:
     assert gap("all") < EXACT
     assert gap("sampled") < 0.1
     assert gap("sampled") < 0.6 * gap("none")
+
+
+class Mean(nn.Module):
+    """What a user may put in the place of a pooler or a classifier: it averages all places of a row."""
+
+    def __init__(self, width: int, n_out: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, n_out)
+
+    def forward(self, states: Tensor, **_: Any) -> Tensor:
+        return self.out(states.mean(1))
+
+
+class OwnPooler(BertPooler):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.mean(1, keepdim=True))
+
+
+def _flat(config: Any) -> nn.Module:
+    pooled = nn.Sequential(nn.Unflatten(1, (1, 64)), nn.AvgPool3d((1, 64, 1)), nn.Flatten())
+    return nn.Sequential(pooled, nn.Linear(config.hidden_size, config.num_labels))
+
+
+def _patched(module: Any) -> None:
+    run = module.forward
+    module.forward = lambda states, **given: run(states.mean(1, keepdim=True).expand_as(states), **given)
+
+
+READERS: dict[str, tuple[str, Any]] = {
+    "pooler": ("bert", lambda model: setattr(model.bert, "pooler", Mean(32, 32))),
+    "pooler of a subclass": ("bert", lambda model: setattr(model.bert, "pooler", OwnPooler(model.config))),
+    "pooler with a forward": ("bert", lambda model: _patched(model.bert.pooler)),
+    "classifier": ("roberta", lambda model: setattr(model, "classifier", Mean(32, 2))),
+    "classifier of layers": ("roberta", lambda model: setattr(model, "classifier", _flat(model.config))),
+    "classifier with a forward": ("roberta", lambda model: _patched(model.classifier)),
+    "classifier of ELECTRA": ("electra", lambda model: setattr(model, "classifier", Mean(32, 2))),
+    "classifier of MPNet": ("mpnet", lambda model: setattr(model, "classifier", Mean(32, 2))),
+    "pooler of DeBERTa": ("deberta", lambda model: setattr(model, "pooler", Mean(32, 32))),
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_of_the_users_own_inside_a_classifier(reader: str, late: bool) -> None:
+    """It may read any place, whatever the class around it is called, and however late it comes."""
+    family, put = READERS[reader]
+    untouched = AutoModelForSequenceClassification.from_config(tiny_config(family)).eval()
+    batch = {name: value for name, value in qa_batch(family, 1).items() if not name.endswith("positions")}
+    batch["input_ids"][batch["attention_mask"] == 0] = untouched.config.pad_token_id
+    model = deepcopy(untouched)
+    if late:
+        whet.optimize(model, padding="all")
+    for one in (untouched, model):
+        torch.manual_seed(0)
+        put(one)
+    if not late:
+        whet.optimize(model, padding="all")
+    wanted = untouched(**batch).logits
+    torch.testing.assert_close(model(**batch).logits, wanted, rtol=EXACT, atol=EXACT)
+
+
+def test_all_padding_of_a_language_model() -> None:
+    untouched = tiny_decoder("llama").train()
+    batch = collate(token_rows(4, seed=1))
+    padding = batch["attention_mask"] == 0
+    model = whet.optimize(deepcopy(untouched), padding="all")
+    assert whet.changes(model).padding == "all"
+    wanted, found = untouched(**batch), model(**batch)
+    assert float(wanted.logits[padding].detach().std()) > 0
+    torch.testing.assert_close(found.logits + 0, wanted.logits, rtol=EXACT, atol=EXACT)
 
 
 def test_padding_between_tokens_is_computed_too() -> None:

@@ -266,6 +266,48 @@ def test_a_step_of_the_optimizer_makes_unread_logits_unreadable(options: Any) ->
         _shifted(out.logits, _batch())
 
 
+def _by_hand(model: nn.Module, tied: bool) -> None:
+    """Change weights as loops do that have no optimizer: through `data`, which torch does not count."""
+    for name, weight in model.named_parameters():
+        if weight.grad is not None and (not tied or "embed" in name):
+            weight.data.add_(weight.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_changed_by_hand_make_them_unreadable_too(dtype: torch.dtype, tied: bool) -> None:
+    model = whet.optimize(tiny_decoder("llama", tie_word_embeddings=tied).train().to(dtype))
+    batch = _batch()
+    out = model(**batch)
+    out.loss.backward()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    _by_hand(model, tied)
+    with pytest.raises(whet.ConfigError, match="you change the weights"):
+        out.logits.argmax(-1)
+    with pytest.raises(whet.ConfigError, match="you change the weights"):
+        _shifted(out.logits, batch)
+    for weight, kept in zip(model.parameters(), before, strict=True):
+        weight.data.copy_(kept)  # as adversarial training takes its step back
+    found = _shifted(out.logits.float(), batch).detach()
+    assert float(found) == pytest.approx(float(out.loss.detach()), rel=1e-2)  # of bf16
+
+
+def test_what_a_script_holds_may_stay_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `whet run` has it: the logits are those of the weights before, and until these change they have gradients."""
+    monkeypatch.setattr(lazy_logits, "_KEEPS", True)
+    model, plain = _optimized()
+    batch, found = _batch(), []
+    real = batch["attention_mask"].bool()
+    for one in (plain, model):
+        out, again = one(**batch), one(**batch)
+        out.loss.backward(retain_graph=True)
+        out.logits[real].square().mean().backward()
+        again.loss.backward()
+        _by_hand(one, False)
+        found.append([_grads(one), out.logits[real].detach(), again.logits[real].detach()])
+    _equal(found[1], found[0])
+
+
 def test_a_step_of_another_models_optimizer_does_not() -> None:
     model, other = _optimized()
     optimizer = torch.optim.AdamW(other.parameters())

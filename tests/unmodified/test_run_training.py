@@ -86,6 +86,22 @@ for step, batch in zip(range(N), data):
 print(json.dumps(found))
 """
 
+# Sharpness-aware minimisation (Foret et al. 2021) by hand: weights move between two passes.
+_SAM = _LOOP.replace(
+    "    optimizer.step()\n",
+    """
+    with torch.no_grad():
+        moved = [(weight, weight.grad * 0.01) for weight in model.parameters() if weight.grad is not None]
+        for weight, by in moved:
+            weight.add_(by)
+    optimizer.zero_grad()
+    accelerator.backward(model(**batch).loss)
+    for weight, by in moved:
+        weight.data.sub_(by)
+    optimizer.step()
+""",
+)
+
 
 def script(
     tmp_path: Path, text: str, n_steps: int = N_STEPS, *, run: bool, least_gain: float = 0.0, ranks: int = 1
@@ -145,10 +161,11 @@ def test_model_that_became_slower_is_put_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path) -> None:
-    """Logits of this size exist under whet.optimize when they are read, and not after an optimizer's step."""
-    plain, _ = script(tmp_path, _LOOP, run=False)
-    run, (report,) = script(tmp_path, _LOOP, run=True)
+@pytest.mark.parametrize("text", [_LOOP, _SAM], ids=["optimizer", "by hand"])
+def test_loop_of_accelerate_may_read_logits_after_the_step(tmp_path: Path, text: str) -> None:
+    """Logits of this size exist under whet.optimize when they are read, and not after the weights have changed."""
+    plain, _ = script(tmp_path, text, run=False)
+    run, (report,) = script(tmp_path, text, run=True)
     for one, other in zip(run, plain, strict=True):
         assert one == pytest.approx(other, rel=TOLERANCE)
     assert [(one.name, one.by, one.left) for one in report.models] == [("BertForMaskedLM", "accelerate", None)]

@@ -73,8 +73,8 @@ class Metric:
     exported: float
     drop_points: float
     """By how many points of 100 the export is worse; negative if it is better."""
-    unit: str = "examples"
-    """What `examples` counts."""
+    unit: str = "rows"
+    """What `examples` counts: a long text has several rows."""
 
     def require_kept(self, most_points: float, others: str) -> None:
         """Raise ConfigError for an int8 export that has lost too much; `others` are ways to lose less."""

@@ -57,6 +57,7 @@ from whet.methods import fuse
 from whet.methods.unpad import calls
 from whet.models import finite
 from whet.models.adapters import unwrapped
+from whet.models.forwards import home_of
 from whet.models.packed import packed_model
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
@@ -617,7 +618,12 @@ _LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsL
 
 @functools.cache
 def _returns_own_mean(model: type[nn.Module]) -> bool:
-    """Return whether the forward of this class computes a loss without `num_items_in_batch`."""
+    """Return whether this class has a forward of transformers that computes a loss without `num_items_in_batch`.
+
+    What a forward of a user's own returns is for them to divide: it may be a sum, or have terms of another kind.
+    """
+    if not home_of(inspect.unwrap(model.forward)).startswith("transformers."):
+        return False
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward)))
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]

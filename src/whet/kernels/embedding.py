@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -31,6 +32,8 @@ _ADDING = Lock()
 _REFERENCES, _USES = 2, 2
 """Python's references to a buffer that nobody else has, while they are counted, and the tensors of its storage."""
 _ATTRIBUTE = "whet_rows_in_use"
+_SAMPLED = 1024
+"""Rows of a table in which a number is looked at: some microseconds."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
 
@@ -47,7 +50,8 @@ class RowsInUse:
     """The rows of a table (entries, D) whose gradient may be nonzero, now or in any earlier step.
 
     The record is an attribute of the gradient tensor. A tensor that replaces it has no record, and any write to the
-    tensor, also by autograd, invalidates it.
+    tensor, also by autograd, invalidates it. Writes that torch does not count, through `gradient.data` or NumPy, show
+    in a sample of the other rows, unless they are to a few rows.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -65,9 +69,21 @@ class RowsInUse:
         found.bytes = self.bytes[first : first + n]
         return found
 
+    def holds(self, gradient: Tensor) -> bool:
+        """Return whether a sample of the other rows of the table's gradient is zero."""
+        rows, columns = _sample(*gradient.shape)
+        return not bool(((gradient[rows, columns] != 0) & (self.bytes[rows] == 0)).any())
+
     def put_on(self, gradient: Tensor) -> None:
         """Record on this tensor, the table's gradient, that it is zero in all other rows now."""
         setattr(gradient, _ATTRIBUTE, (self, gradient._version))
+
+
+@cache
+def _sample(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return rows (n,) all over a table, at most _SAMPLED and a few, and a column (n,) of each."""
+    rows = torch.arange(0, n_rows, max(n_rows // _SAMPLED, 1))
+    return rows, torch.arange(len(rows)) % width
 
 
 def rows_in_use(gradient: Tensor) -> RowsInUse | None:
@@ -78,7 +94,10 @@ def rows_in_use(gradient: Tensor) -> RowsInUse | None:
 def rows_in_use_of(gradients: Sequence[Tensor]) -> list[RowsInUse | None]:
     """Return the record of each of these gradients; None: every row of it may be nonzero."""
     records = [(one, getattr(one, _ATTRIBUTE, None)) for one in gradients]
-    return [known[0] if known is not None and one._version == known[1] else None for one, known in records]
+    return [
+        known[0] if known is not None and one._version == known[1] and known[0].holds(one) else None
+        for one, known in records
+    ]
 
 
 def forget_rows(gradient: Tensor) -> None:
@@ -91,8 +110,8 @@ class RowGradient:
 
     With it, backward sets or adds to `table.grad` directly, and hooks on the table's gradient do not run. If other code
     writes to it, such as autograd for a second use of the table, all of it is zeroed before the next step. Code that
-    writes without torch's knowledge must call `forget`. Whoever keeps the gradient of a step, an optimizer or a
-    callback, keeps that: the next step's is then another tensor.
+    writes to a few rows without torch's knowledge must call `forget`. Whoever keeps the gradient of a step, such as an
+    optimizer or a callback, keeps that: the next step's is then another tensor.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -120,10 +139,23 @@ class RowGradient:
 
     def rows_now(self) -> Tensor | None:
         """Return the rows (n,) that this step's gradient touched; None if the table's gradient is another tensor."""
-        held = self.table.grad
-        if held is None or held.data_ptr() != self.buffer.data_ptr() or rows_in_use(held) is None:
+        held, rows = self.table.grad, self._touched_rows()
+        if held is None or held.data_ptr() != self.buffer.data_ptr() or self._is_written_elsewhere(rows):
             return None
+        return rows
+
+    def _touched_rows(self) -> Tensor:
+        """Return the rows (n,), each once, in which the buffer is nonzero."""
         return torch.cat(self._touched).unique() if self._touched else torch.empty(0, dtype=torch.int64)
+
+    def _is_written_elsewhere(self, touched: Tensor) -> bool:
+        """Return whether other code has written to the buffer, and maybe to other rows than these."""
+        if rows_in_use(self.buffer) is None:
+            return True
+        rows, columns = _sample(*self.buffer.shape)
+        others = torch.ones(len(self.buffer), dtype=torch.bool)
+        others[touched] = False
+        return bool(((self.buffer[rows, columns] != 0) & others[rows]).any())
 
     def replace(self, rows: Tensor, values: Tensor) -> None:
         """Set the table's gradient to `values` (n, D) in these rows (n,), each named once, and to zero elsewhere."""
@@ -150,11 +182,13 @@ class RowGradient:
             forget_rows(held)
             _scatter(held, ids, values, padding_id)
             return
+        clear = None
         if held is None:
             self._leave_to_others()
-            if rows_in_use(self.buffer) is None:  # other code wrote to it in the previous step
+            clear = self._touched_rows()
+            if self._is_written_elsewhere(clear):  # in the step before
                 self.forget()
-        clear = torch.cat(self._touched).unique() if held is None and self._touched else None
+                clear = None
         self._touched = [ids] if held is None else [*self._touched, ids]
         self.rows.include(ids)
         _scatter(self.buffer, ids, values, padding_id, clear)

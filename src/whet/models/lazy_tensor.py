@@ -49,7 +49,10 @@ class Origin:
 
     @property
     def is_stale(self) -> bool:
-        """Whether one of the tensors has changed: what is computed now is of another call."""
+        """Whether one of the tensors has changed: what is computed now is of another call.
+
+        Writes through `tensor.data`, which torch does not count, are not seen.
+        """
         return self._is_late or self._versions != self._versions_now()
 
     def stepped(self, parameters: frozenset[int]) -> None:

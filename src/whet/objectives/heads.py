@@ -10,13 +10,20 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from whet.models.adapters import unwrapped, why_not_inside
 from whet.models.forwards import home_of, other_forward
 from whet.models.packable import predicts_next_tokens, runs_forward_of
-from whet.models.standard import has_hooks, is_trusted
+from whet.models.standard import has_hooks, is_trusted, is_unchanged
 
 Reads = Literal["first tokens", "tokens"]
 """The hidden state of each sequence's first token, or that of each token on its own."""
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 _TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
-_KNOWN_HOMES = ("torch.nn.", "transformers.", "peft.", "whet.")
+_KNOWN_HOMES = ("peft.", "whet.")
+_OF_EACH_TOKEN = (
+    *(nn.Linear, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.ReLU6, nn.Mish),
+    *(nn.Softplus, nn.Softsign, nn.Softshrink, nn.Tanhshrink, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish),
+    *(nn.Hardsigmoid, nn.Hardshrink),
+)
+"""Layers of torch that compute each token by itself; others may pool a row, flatten it or mix its tokens."""
 ALL_LAYERS = ("output_hidden_states", "output_attentions")
 """Settings by which a model returns more than its last hidden states."""
 
@@ -24,8 +31,9 @@ ALL_LAYERS = ("output_hidden_states", "output_attentions")
 def reads(model: nn.Module) -> Reads | None:
     """Return what the model's head reads; None if that is not known for certain.
 
-    It is known for heads of transformers with the forward that is written there, as long as every module of theirs is a
-    class of torch, transformers or peft, without hooks: code of a user's own may read anything.
+    It is known for heads of transformers with the forward that is written there, as long as every module of theirs is
+    a class of transformers or peft with its own forward, or a layer of torch that computes each token by itself, and
+    none has a hook: code of a user's own may read anything.
     """
     base: Any = unwrapped(model)
     found = reads_beside(base)
@@ -100,7 +108,14 @@ def _beside_blocks(base: Any) -> list[nn.Module]:
 
 
 def _is_standard(module: nn.Module) -> bool:
-    return f"{type(module).__module__}.".startswith(_KNOWN_HOMES) and not _is_watched(module)
+    """Return whether what the module reads is known from its class."""
+    if _is_watched(module):
+        return False
+    home = f"{type(module).__module__}."
+    if home.startswith("torch.nn."):
+        over_several = isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) != 1
+        return isinstance(module, _OF_EACH_TOKEN) and not over_several
+    return home.startswith(_KNOWN_HOMES) or is_unchanged(module)
 
 
 def _is_watched(module: nn.Module) -> bool:

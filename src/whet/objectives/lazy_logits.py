@@ -8,10 +8,11 @@ label, some hundred at a time. Whatever else is done is done with the logits the
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,20 @@ def keep_readable(optimizer: Optimizer) -> None:
     if sources:
         changing = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for source in sources:
-            source.keep_readable(changing)
+            if any(id(one) in changing for one in source.weights):
+                source.keep_readable()
+
+
+_KEEPS = False
+
+
+def keep_readable_after_backward() -> None:
+    """Do the same for all logits whose loss has computed its gradient, as long as this process runs.
+
+    A loop may then change weights by hand, as SAM and adversarial training do, which nobody sees coming.
+    """
+    global _KEEPS
+    _KEEPS = True
 
 
 def _head(self: Any, states: Tensor) -> Tensor:
@@ -85,38 +99,51 @@ class Source:
         """The context that the product was to be computed in."""
         self.dtype = dtype if enabled else states.dtype
         """What the logits are in."""
-        self._origin = Origin((states, weight, bias))
+        self._of_states, self._of_weights = Origin((states,)), Origin(self.weights)
+        self._sample = _sample_of(weight)
+        self._kept: tuple[Tensor, Tensor | None] | None = None
+        """A copy of the weights, for when they have changed."""
         self._logits: Tensor | None = None
         self._written = 0
-        self.is_kept = False
-        """Whether the weights are a copy of those that an optimizer has changed since."""
         _SOURCES.add(self)
 
-    def keep_readable(self, changing: Container[int]) -> None:
-        """Copy the weights if they are among the tensors with these ids, and logits have not been computed yet."""
-        own = self.weight, self.bias
-        if self._logits is None and not self.is_stale and any(id(one) in changing for one in own if one is not None):
-            self.states, self._has_grad, self.is_kept = self.states.detach(), False, True
-            self.weight, self.bias = (
-                self.weight.detach().clone(),
-                None if self.bias is None else self.bias.detach().clone(),
-            )
-            self._origin = Origin((self.states, self.weight, self.bias))
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The head's weight (V, D), and its bias (V,) if it has one."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def keep_readable(self) -> None:
+        """Copy the weights, unless the logits have been computed or cannot be any more."""
+        if self._kept is None and self._logits is None and not self.is_stale and self.has_same_weights():
+            weight, *bias = (one.detach().clone() for one in self.weights)
+            self._kept = weight, bias[0] if bias else None
 
     def logits(self) -> Tensor:
-        """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once."""
+        """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once.
+
+        Of weights that have changed since, by the copy that was kept of them, and without a gradient.
+        """
         if self._logits is None:
-            if self.is_stale:
+            product = nn.functional.linear
+            if not self.is_stale and self.has_same_weights():
+                with torch.set_grad_enabled(self._has_grad), self.autocast():
+                    self._logits = product(self.states, self.weight, self.bias)
+            elif self._kept is not None and not self._of_states.is_stale:
+                with torch.no_grad(), self.autocast():
+                    self._logits = product(self.states.detach(), *self._kept)
+            else:
                 raise _too_late()
-            with torch.set_grad_enabled(self._has_grad), self.autocast():
-                self._logits = nn.functional.linear(self.states, self.weight, self.bias)
             self._written = version_of(self._logits)
         return self._logits
 
     @property
     def is_stale(self) -> bool:
         """Whether the weights or the hidden states have changed: what is computed now is of another call."""
-        return self._origin.is_stale
+        return self._of_weights.is_stale or self._of_states.is_stale
+
+    def has_same_weights(self) -> bool:
+        """Return whether a number of each row of the weight is what it was: writes to `weight.data` count nowhere."""
+        return torch.equal(self._sample, _sample_of(self.weight))
 
     @property
     def is_changed(self) -> bool:
@@ -125,7 +152,13 @@ class Source:
 
     def loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
         """Return the summed cross entropy () fp32 of the labels (M,) for the states (M, D)."""
+        total = self._loss_sum(states, labels, cap)
         self.loss_is_computed = True
+        if _KEEPS and total.requires_grad:
+            total.register_hook(_Keeping(ref(self)))
+        return total
+
+    def _loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
         weight, bias = self.weight, self.bias
         if not torch.is_grad_enabled():
             weight, bias = weight.detach(), None if bias is None else bias.detach()
@@ -134,6 +167,26 @@ class Source:
                 return linear_cross_entropy(states, weight, labels, cap, bias)
             head = partial(nn.functional.linear, weight=weight, bias=bias)
             return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
+
+
+@dataclass
+class _Keeping:
+    """The hook of a loss by which logits that somebody still holds stay readable."""
+
+    source: ref[Source]
+
+    def __call__(self, grad: Tensor) -> None:
+        source = self.source()
+        if source is not None:
+            source.keep_readable()
+
+
+def _sample_of(weight: Tensor) -> Tensor:
+    """Return the bits of a number of each row of a weight (V, D), a different column in each: (V,) or a few less."""
+    with torch.no_grad():
+        flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach()[:, 0]
+        bits = flat.view({1: torch.int8, 2: torch.int16, 8: torch.int64}.get(weight.element_size(), torch.int32))
+        return bits[:: weight.shape[-1] + 1 if weight.is_contiguous() else 1].clone()
 
 
 _SOURCES: WeakSet[Source] = WeakSet()
@@ -174,7 +227,7 @@ class LazyLogits(LazyTensor):
     def is_open(self) -> bool:
         """Whether nobody has read these logits, nor written to what they are made of."""
         source = self._source
-        return self._value is None and not (source.is_changed or source.is_stale or source.is_kept)
+        return self._value is None and not (source.is_changed or source.is_stale)
 
     def without_numbers(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the cross entropy of these logits, or the logits after a step that it can follow; else None."""
@@ -278,6 +331,8 @@ def _cross_entropy(input: Any, target: Any, *given: Any, **options: Any) -> Tens
     is_plain = all(one is None or (isinstance(one, float) and one == 0.0) for one in (*given, *options.values()))
     if not isinstance(input, LazyLogits) or not input.is_open or not is_plain:
         return None  # weights of classes, label smoothing, arguments of an older torch
+    if not input._source.has_same_weights():
+        return None
     if reduction not in ("mean", "sum") or (input._cap is not None and input._cap[0] != "done"):
         return None
     if not (_are_labels(target, input) and target.device == input.device):
@@ -303,7 +358,7 @@ def _too_late() -> ConfigError:
         what="the logits of this call cannot be computed any more",
         got="logits that are read after the model's weights or hidden states have changed",
         why="whet.optimize computes the logits of a large vocabulary when they are read, and the loss without them",
-        fix="read them before optimizer.step(): logits = outputs.logits.detach().clone()",
+        fix="read them before optimizer.step() or you change the weights: logits = outputs.logits.detach().clone()",
     )
 
 

@@ -35,8 +35,7 @@ from whet.errors import WhetError
 from whet.kernels import allocator
 from whet.log import logger
 from whet.models import record
-from whet.models.adapters import unwrapped
-from whet.objectives import lazy_logits
+from whet.objectives import heads, lazy_logits
 from whet.own_loop import locate
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize, restore
@@ -361,6 +360,7 @@ def _take(
         _report.models[:] = [one for one in _report.models if one is not watch.report]
     watch = _watches[model] = _Watch(model, by, why_untimed, trains=trains)
     if not _hooks:
+        lazy_logits.keep_readable_after_backward()
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
         logger.addHandler(_Notes(logging.WARNING))
@@ -403,15 +403,10 @@ def _undo(holder: Any) -> None:
         record.take(model, _MARK)
 
 
-_TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
-"""Ends of the names of transformers' classes whose loss leaves out what has no label, as padding has none."""
-
-
 def _reads_padding(encoder: locate.Encoder) -> bool:
     """Return whether hidden states of padding that are approximate would be read by more than a masked loss."""
     found = changes(encoder.model)
-    of_tokens = type(unwrapped(encoder.model)).__name__.endswith(_TOKEN_HEADS)
-    return found is not None and found.padding == "sampled" and not of_tokens
+    return found is not None and found.padding == "sampled" and heads.reads_beside(encoder.model) != "tokens"
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:

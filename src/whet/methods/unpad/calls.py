@@ -163,10 +163,6 @@ def _is_understood(encoder: Any, name: str, value: Any, ids: Tensor, *, causal: 
     return isinstance(value, (bool, int, float, str)) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-_FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
-"""Ends of the names of transformers' classes that read the state of each row's first token alone."""
-_TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
-"""Ends of the names of transformers' classes whose loss is that of the tokens with a label."""
 _SPAN_LABELS = ("start_positions", "end_positions")
 _IGNORED = -100
 
@@ -215,7 +211,7 @@ def padding_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     if any(call.targets_in_padding for call in calls):
         return "all"
     if predicts_next_tokens(model):
-        return "none"
+        return _of_next_tokens(asked)
     encoder: Any = model.base_model
     seen = encoder._forward_hooks or nn.modules.module._global_forward_hooks
     if not calls or seen or other_forward(model) is not None:
@@ -227,7 +223,17 @@ def padding_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
 
 def padding_usually_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     """Return what calls of the model need whose labels are not at padding, if no hook looks at the encoder's output."""
-    return "none" if predicts_next_tokens(model) or _reads_first_tokens(model) else asked
+    if predicts_next_tokens(model):
+        return _of_next_tokens(asked)
+    return "none" if _reads_first_tokens(model) else asked
+
+
+def _of_next_tokens(asked: PaddingInLoss) -> PaddingInLoss:
+    """Return what a language model needs: its loss and `generate` leave padding out, and its logits there are zeros'.
+
+    "all" is for who reads these all the same; such calls run with their padding.
+    """
+    return "all" if asked == "all" else "none"
 
 
 def read_first_tokens_alone(model: nn.Module) -> bool:
@@ -279,10 +285,9 @@ def _has_labels_of_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     labels, mask = inputs.get("labels"), inputs.get("attention_mask")
     if not isinstance(labels, Tensor) or not isinstance(mask, Tensor) or labels.shape != mask.shape:
         return False
-    parts = [model, *(part for part in model.children() if part is not model.base_model)]
-    if any(hook not in (_begin, _end) for part in parts for hook in part._forward_hooks.values()):
+    if any(hook not in (_begin, _end) for hook in model._forward_hooks.values()):
         return False
-    return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_TOKEN_HEADS)
+    return heads.reads_beside(model) == "tokens"
 
 
 def _is_at(place: Tensor, padding: Tensor) -> bool:
@@ -296,9 +301,7 @@ def _reads_first_tokens(model: nn.Module) -> bool:
     packed = packed_model(model)
     if packed is not None and packed.family.proven:
         return False  # a head of an unknown family may average its tokens, whatever its name
-    if not heads.pools_first_tokens(model):
-        return False
-    return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
+    return heads.reads_beside(model) == "first tokens"
 
 
 @outside("it keeps what runs now")

@@ -493,6 +493,7 @@ def _more(source: str, n_bad: int) -> list[Problem]:
 _MISSING = re.compile(r"\s*(nan|n/?a|null|none|[+-]?inf(inity)?|#n/a|\?|-)?\s*", re.IGNORECASE)
 _POINT = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
+_BITS = ("0", "1", "0.0", "1.0", "False", "True")
 _PYTHON_LIST = re.compile(r"\s*\[\s*'.*'\s*,?\s*\]\s*", re.DOTALL)
 
 
@@ -530,7 +531,16 @@ def _python_list(labels: Sequence[Any]) -> int | None:
 
 
 def _repeats(labels: Sequence[Any]) -> int | None:
-    return _first(labels, lambda label: isinstance(label, list) and len({str(one) for one in label}) < len(label))
+    lists = [as_list(label) if label is not None else [] for label in labels]
+    return next((row for row, label in enumerate(lists) if len({str(one) for one in label}) < len(label)), None)
+
+
+def _vector(labels: Sequence[Any]) -> int | None:
+    """Return the first row if each row is a list of as many zeros and ones: two of them need not repeat anything."""
+    lists = [as_list(label) for label in labels]
+    size = len(lists[0]) if lists else 0
+    of_bits = size > 1 and all(len(one) == size and all(str(bit) in _BITS for bit in one) for one in lists)
+    return 0 if of_bits else None
 
 
 def _comma(labels: Sequence[Any]) -> int | None:
@@ -561,6 +571,12 @@ _DOUBTS = (
         why="a list holds the names of the labels that apply; of zeros and ones it would hold the names 0 and 1",
         fix='write the names, such as ["sport", "music"]; if the repetition is meant: '
         "--problem_type multi_label_classification",
+    ),
+    _Doubt(
+        found=_vector,
+        what="is a list of zeros and ones, as in every row",
+        why="a list holds the names of the labels that apply: with the names 0 and 1, each row would have both",
+        fix='write the names, such as ["sport", "music"], or the one that applies, without a list',
     ),
     _Doubt(
         found=_comma,
