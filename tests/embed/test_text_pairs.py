@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from whet.cli.commands import command
 from whet.cli.main import run
 from whet.config.command_line import load
 from whet.errors import ConfigError, DataError
+from whet.tasks.embed import pairs
 from whet.tasks.embed.arguments import EmbedArguments
-from whet.tasks.embed.pairs import Pairs, read_pairs
+from whet.tasks.embed.pairs import Pairs, read_pairs, read_split, read_texts
 
 _SQUAD = {
     "data": [
@@ -44,7 +48,7 @@ PAIR = {"anchor": ["a b", "c d"], "positive": ["e f", "g h"]}
 FORMS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "two columns of any names": ("frage,antwort\na b,e f\nc d,g h\n", PAIR),
     "an id before them": ("id,frage,antwort\n1,a b,e f\n2,c d,g h\n", PAIR),
-    "usual names in another order": ("context,page,question\ne f,1,a b\ng h,2,c d\n", PAIR),
+    "usual names in another order": ("context,page_id,question\ne f,1,a b\ng h,2,c d\n", PAIR),
     "triplets": ("query,positive,negative\na b,e f,x\nc d,g h,y\n", PAIR | {"negative": ["x", "y"]}),
     "several negatives": (
         "anchor,positive,negative_1,negative_2\na b,e f,x,z\nc d,g h,y,w\n",
@@ -62,6 +66,18 @@ FORMS: dict[str, tuple[str, dict[str, list[Any]]]] = {
         '{"query": "a b", "pos": ["e f", "g h"], "neg": ["x"]}\n{"query": "c d", "pos": ["i"], "neg": ["y"]}\n',
         {"anchor": ["a b", "a b", "c d"], "positive": ["e f", "g h", "i"], "negative": ["x", "x", "y"]},
     ),
+    "Quora's": (
+        "id,qid1,qid2,question1,question2,is_duplicate\n0,1,2,a b,e f,1\n1,3,4,c d,g h,0\n",
+        {"sentence_A": ["a b", "c d"], "sentence_B": ["e f", "g h"], "score": [1.0, 0.0]},
+    ),
+    "SICK's": (
+        "pair_ID,sentence_A,sentence_B,relatedness_score,entailment_judgment\n1,a b,e f,5,NEUTRAL\n2,c d,g h,2,X\n",
+        {"sentence_A": ["a b", "c d"], "sentence_B": ["e f", "g h"], "score": [1.0, 0.4]},
+    ),
+    "labels that are 0 or 1": (
+        "sentence1,sentence2,label\na b,e f,1\nc d,g h,0\n",
+        {"sentence_A": ["a b", "c d"], "sentence_B": ["e f", "g h"], "score": [1.0, 0.0]},
+    ),
     "SQuAD": (json.dumps(_SQUAD), {"anchor": ["Who found it?"], "positive": ["Ada found the key."]}),
 }
 
@@ -78,7 +94,72 @@ def test_named_columns_are_read_whatever_else_is_there(tmp_path: Path) -> None:
     assert found.columns() == PAIR | {"negative": ["x", "y"]}
 
 
+def test_a_column_that_an_option_names_is_a_score_whatever_its_numbers(tmp_path: Path) -> None:
+    text = "premise,hypothesis,label\na b,e f,0\nc d,g h,2\n"
+    assert read(tmp_path, text, score_column_name="label").scores == [0.0, 0.4]
+
+
+def test_named_texts_are_pairs_next_to_numbers(tmp_path: Path) -> None:
+    text = "question,answer,year\na b,e f,1999\nc d,g h,2000\n"
+    assert read(tmp_path, text, anchor_column_name="question", positive_column_name="answer").columns() == PAIR
+
+
+_FLAT = [
+    {"id": "1", "title": "key", "context": "Ada found the key.", "question": "Who found it?",
+     "answers": {"text": ["Ada"], "answer_start": [0]}, "is_impossible": False},
+    {"id": "2", "title": "key", "context": "Ada found the key.", "question": "Who lost it?",
+     "answers": {"text": [], "answer_start": []}, "is_impossible": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["JSON lines", "without is_impossible", "answers apart", "CSV", "Parquet", "data set"])
+def test_questions_without_an_answer_are_left_out_of_flat_squad_too(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{name: value for name, value in row.items() if name != "is_impossible"} for row in _FLAT]
+    if form in ("Parquet", "data set"):
+        (tmp_path / "data").mkdir()
+        Dataset.from_list(rows).to_parquet(tmp_path / "data" / "train.parquet")
+    if form == "data set":
+        monkeypatch.setattr(pairs, "require_package", lambda: None)  # no model is loaded
+        found = read_split(EmbedArguments(model_name_or_path="m", dataset_name=str(tmp_path / "data")), "train")
+    elif form == "Parquet":
+        path = tmp_path / "data" / "train.parquet"
+        found = read_pairs(path, EmbedArguments(model_name_or_path="m", train_file=str(path)))
+    elif form == "CSV":
+        table = StringIO()
+        lines = csv.writer(table)
+        lines.writerows([rows[0].keys(), *([*map(as_cell, row.values())] for row in rows)])
+        found = read(tmp_path, table.getvalue())
+    else:
+        apart = [{"context": row["context"], "question": row["question"], "answer_start": n,
+                  "answer_text": "".join(row["answers"]["text"])} for n, row in enumerate(_FLAT)]  # fmt: skip
+        chosen: Any = {"JSON lines": _FLAT, "answers apart": apart}.get(form, rows)
+        found = read(tmp_path, "\n".join(map(json.dumps, chosen)), "pairs.jsonl")
+    assert found.columns() == {"anchor": ["Who found it?"], "positive": ["Ada found the key."]}
+    assert "1 question without an answer not read" in found.notes
+
+
+def as_cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def test_numbers_with_gaps_are_numbers_in_parquet_too(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.parquet"
+    Dataset.from_dict({"query": ["a", "b"], "answer": ["c", "d"], "fits": [float("nan"), 1.0]}).to_parquet(path)
+    with pytest.raises(DataError, match="not read: fits"):
+        read_pairs(path, EmbedArguments(model_name_or_path="m", train_file=str(path)))
+
+
 REFUSED = {
+    "classes of NLI": ("premise,hypothesis,label\na,b,0\nc,d,2\ne,f,1\n", "label may hold numbers of classes"),
+    "two classes of NLI": ("premise,hypothesis,label\na,b,0\nc,d,1\n", "label may hold numbers of classes"),
+    "classes of any pair": ("sentence1,sentence2,labels\na,b,0\nc,d,2\n", "labels may hold numbers of classes"),
+    "classes behind two texts": ("one,two,kind\na,b,0\nc,d,2\n", "kind may hold numbers of classes"),
+    "numbers next to usual names": ("query,answer,fits\na,b,1\nc,d,0\n", "not known whether all pairs belong"),
+    "truth next to usual names": ("query,answer,good\na,b,True\nc,d,\n", "not known whether all pairs belong"),
+    "classes by name": ("sentence1,sentence2,gold_label\na,b,neutral\n", "not known whether all pairs belong"),
+    "a score and negatives": ("query,positive,negative,score\na,b,c,1\nd,e,f,0\n", "a score and texts that do not"),
     "three columns of texts": ("title,question,reply\na,b,c\n", "which columns hold the texts"),
     "a number among the texts": ("question,year\na,1999\n", "which columns hold the texts"),
     "no line with names": ("Can I bring it back on Sunday?,Yes you can do it\na,b\n", "which columns hold the texts"),
@@ -130,3 +211,11 @@ def test_missing_package_is_named_with_what_installs_it(
     (tmp_path / "m").mkdir()
     assert run(words.format(m="m", out="out").split()) == 78
     assert "pip install 'whet-train[embed]'" in capsys.readouterr().err
+
+
+def test_lines_of_a_plain_text_end_where_editors_end_them(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_bytes("one\u2028two\x0cthree\x85four\r\n\rfive\x1esix\n\n".encode())
+    found = read_texts(path, None, None)
+    assert found.texts == ["one\u2028two\x0cthree\x85four", "five\x1esix"]
+    assert (found.places, found.n_blank) == (["line 1", "line 3"], 1)

@@ -165,7 +165,7 @@ def test_a_reranker_gives_its_scores_everywhere(
 def test_a_model_of_the_library_keeps_modules_prompts_and_length(encoder_folder: Path, tmp_path: Path) -> None:
     model = made_by_library(tmp_path / "model", encoder_folder)
     texts = sentences(6, 3)
-    wanted = model.encode(texts), model.encode_document(texts)
+    wanted = model.encode(texts), model.encode(texts, prompt_name="passage")
     assert wanted[0].shape == (6, 8)
     assert run(["export", str(tmp_path / "model")]) == 0
     folder = tmp_path / "model-onnx"

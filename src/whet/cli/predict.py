@@ -63,6 +63,13 @@ def _predict(task: Task, asked: PredictArguments, reading: Mapping[str, Any]) ->
             why=f"the model is for {task.head.task}, and searches no texts",
             fix="leave --corpus_file out, or name a model that whet embed trained",
         )
+    if Path(asked.output).suffix.lower() == ".npy" and not task.searches:
+        raise ConfigError(
+            what="output is a file of JSON lines",
+            got=asked.output,
+            why=f"an array has no place for the names of a prediction, and the model is for {task.head.task}",
+            fix="name it so, such as predictions.jsonl",
+        )
     return task.predict(asked, reading)
 
 

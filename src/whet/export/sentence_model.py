@@ -26,7 +26,7 @@ from whet.models.loading.quiet import quiet
 from whet.tasks.embed.folders import Kind
 from whet.tasks.embed.job import words_of
 from whet.tasks.embed.judging import judge_embedder, judge_reranker
-from whet.tasks.embed.models import DOCUMENT_PROMPTS, computed_by, library, load, set_length
+from whet.tasks.embed.models import computed_by, library, load, prompts_of, set_length
 from whet.tasks.embed.pairs import Pairs
 from whet.watch import files as output_files
 
@@ -186,7 +186,7 @@ class SentenceModel:
             },
         }  # fmt: skip
         if self.task.name == "embed":
-            query, document, other = _prompts(self.model)
+            query, document, other = prompts_of(self.model)
             serving["prompts"] = {**self.model.prompts, "query": query, "document": document}
             serving["prompt"] = other
         self._require_same_tokens(folder, serving)
@@ -297,23 +297,12 @@ class _Text:
 
 def _texts_of(task: str, pairs: Pairs, model: Any) -> Iterator[_Text]:
     """Yield the texts of these pairs as the model reads them: queries and documents after their prompts."""
-    query, document, other = _prompts(model)
+    query, document, _ = prompts_of(model) if task == "embed" else ("", "", "")
     for one, two in zip(pairs.anchors, pairs.positives, strict=True):
         if task == "rerank":
             yield _Text(one, two)
-        elif pairs.scores is not None:
-            yield from (_Text(f"{other}{text}") for text in (one, two))
         else:
             yield from (_Text(f"{query}{one}"), _Text(f"{document}{two}"))
-
-
-def _prompts(model: Any) -> tuple[str, str, str]:
-    """Return what comes before a query, before a document, and before any other text."""
-    if not hasattr(model, "similarity_fn_name"):
-        return "", "", ""
-    other = model.prompts.get(model.default_prompt_name) or ""
-    document = next((model.prompts[name] for name in DOCUMENT_PROMPTS if name in model.prompts), other)
-    return model.prompts.get("query", other), document, other
 
 
 def _examples(asked: ExportArguments, task: Task, data: Data, work: Path) -> Mapping[str, Pairs]:

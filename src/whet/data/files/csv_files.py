@@ -25,8 +25,8 @@ def delimiter_of(text: str, known: Sequence[str], path: Path) -> str | None:
     It is the one that splits the first line into most of the known names. A file whose name ends with .csv or .tsv is
     always a table.
     """
-    lines = text[:_HEADER_CHARS].lstrip().splitlines()
-    counts = {mark: len(set(known) & set(_cut(lines[0], mark))) for mark in DELIMITERS} if lines else {}
+    header = io.StringIO(text[:_HEADER_CHARS].lstrip(), newline=None).readline()  # splitlines also cuts at U+2028 ...
+    counts = {mark: len(set(known) & set(_cut(header, mark))) for mark in DELIMITERS}
     best = max(counts, key=lambda mark: counts[mark], default=",")
     return best if counts.get(best) else USUAL_DELIMITERS.get(path.suffix.lower())
 

@@ -90,8 +90,8 @@ class PredictArguments:
     """Embedding models and rerankers: search the texts of this file for each row of the other, and write the top_k.
     null: the vector of each row, or the score of each pair."""
     output: str = "predictions.jsonl"
-    """File for the predictions, one JSON object a line. A file of this name is replaced; a pipe or a device, such as
-    /dev/stdout, is written to."""
+    """File for the predictions, one JSON object a line; vectors alone if it ends with .npy. A file of this name is
+    replaced; a pipe or a device, such as /dev/stdout, is written to."""
     text_column_names: str | None = None
     """Columns that hold the text, or the words to tag; several names are separated by commas. null: those of the
     training, else a usual name."""

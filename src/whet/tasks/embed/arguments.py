@@ -244,8 +244,8 @@ class PairFields(JobFields):
     """Columns with texts that do not fit the anchor, separated by commas. null: negative, negative_1 and so on, if the
     data has them."""
     score_column_name: str | None = None
-    """Column with how well two texts fit: 0 to 1, or 0 to 5, which is divided by 5. null: score, label or similarity,
-    or the only column of numbers next to two texts."""
+    """Column with how well two texts fit: 0 to 1, or 0 to 5, which is divided by 5. null: a usual name, such as score,
+    similarity, is_duplicate or label, or the only column of numbers next to two texts."""
     csv_delimiter: str | None = None
     """Character between the columns of CSV files. null: the one that cuts the header into most columns."""
 
@@ -302,9 +302,11 @@ class EmbedArguments(PairFields):
     pooling_mode: Literal["mean", "cls", "max", "lasttoken"] | None = None
     """How the hidden states of a plain encoder become a vector. null: mean. A SentenceTransformer keeps its own."""
     query_prompt: str | None = None
-    """Text that comes before each query, such as "query: "; the model's folder keeps it. null: the model's own."""
+    """Text that comes before each query, such as "query: "; the model's folder keeps it. Not for pairs with scores.
+    null: the model's own."""
     document_prompt: str | None = None
-    """Text that comes before each text that is searched, such as "passage: ". null: the model's own."""
+    """Text that comes before each text that is searched, such as "passage: ". Not for pairs with scores. null: the
+    model's own, which it may call document, passage or corpus."""
 
 
 @checked(
@@ -366,8 +368,8 @@ class SearchArguments:
     text_column_names: str | None = None
     """Column of the corpus with the text. null: a usual name, or the only column."""
     reranker: str | None = None
-    """Reranker that orders what was found: the output folder of whet rerank, another CrossEncoder, or a name on the
-    hub. null: the order of the vectors."""
+    """Reranker with one label that orders what was found: the output folder of whet rerank, another CrossEncoder, or a
+    name on the hub. null: the order of the vectors."""
     top_k: int = 5
     """Texts to show for each query, best first."""
     per_device_eval_batch_size: int = 32

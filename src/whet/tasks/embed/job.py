@@ -39,9 +39,17 @@ from whet.own_loop.changes import changes
 from whet.precision import compare as formats
 from whet.store import compare, find
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
-from whet.tasks.embed.folders import kind_of_folder
+from whet.tasks.embed.folders import class_of_folder
 from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker, search_task
-from whet.tasks.embed.models import library, load, optimized, set_length
+from whet.tasks.embed.models import (
+    library,
+    load,
+    optimized,
+    prompts_of,
+    require_one_score,
+    set_document_prompt,
+    set_length,
+)
 from whet.tasks.embed.pairs import Pairs
 from whet.watch import files as output_files
 from whet.watch import printing, progress, record, results, run_log, stop
@@ -59,6 +67,8 @@ _NAMED_ELSEWHERE = {
     "bf16", "precision", "eval_on_start", "enable_jit_checkpoint", "report_to", "disable_tqdm", "metric_for_best_model",
 }  # fmt: skip
 """Settings that the command itself carries out, or hands to the trainer under another name."""
+_FIRST = ("anchor", "sentence_A")
+"""The columns of a pair's first text."""
 _MEASURED = 2000
 """Texts of a column whose lengths are measured."""
 _LINE_EVERY_S = 20.0
@@ -77,10 +87,14 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     train = examples.get("train")
     if train is not None:
         _require_fitting(name, train, args)
+    if name == "CoSENTLoss":
+        _require_no_sides(job)
     model = _embedder(job, args)
+    if train is not None and name == "CoSENTLoss":
+        _encode_alike(model)
     if train is not None and job.num_hard_negatives is not None:
         train = _with_hard_negatives(train, job, args, model)
-    prompts = _prompts(model, name)
+    query, document = _prompts(model)
     options: dict[str, Any] = {}
     if name == CACHED:
         options = {"mini_batch_size": job.mini_batch_size, "mini_batch_num_tokens": job.mini_batch_num_tokens}
@@ -88,12 +102,11 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
     if job.matryoshka_dims is not None:
         loss = losses.MatryoshkaLoss(model, loss, _dims(job.matryoshka_dims, model))
     columns = None if train is None else train.columns()
-    if columns is not None and prompts:
-        prompts = {one: prompts["query" if one == "anchor" else "document"] for one in columns}
+    prompts = {one: query if one in _FIRST else document for one in columns or {}} if query or document else {}
     judged = examples.get("validation")
     judge = None if judged is None else judge_embedder(judged, model, args.per_device_eval_batch_size)
     plan = _Plan("embed", model, columns, loss, name, judge, prompts)
-    return _run(job, args, examples, plan, {"symmetric": name == "CoSENTLoss"})
+    return _run(job, args, examples, plan)
 
 
 def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapping[str, Pairs]) -> PairRun:
@@ -111,15 +124,9 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
             raise _mismatch(train, name, "pairs that do not fit, with a score of 0 or as negatives",
                             "use --loss MultipleNegativesRankingLoss, or mine some: --num_hard_negatives 4 "
                             "--hard_negatives_model MODEL")  # fmt: skip
-    model = load("CrossEncoder", job.model_name_or_path, "--model_name_or_path", job=job, use_cpu=args.use_cpu,
-                 **_one_label(job.model_name_or_path))  # fmt: skip
-    if model.config.num_labels != 1:
-        raise ConfigError(
-            what="the reranker gives several labels",
-            got=f"{job.model_name_or_path}: {model.config.num_labels} labels",
-            why="a pair gets one score here",
-            fix="name a reranker with one label or a plain encoder, or train labels with whet classify",
-        )
+    model = load("CrossEncoder", job.model_name_or_path, "--model_name_or_path", job=job, trains=args.do_train,
+                 use_cpu=args.use_cpu)  # fmt: skip
+    require_one_score(model, job.model_name_or_path, "--model_name_or_path")
     set_length(model, job.max_seq_length)
     if train is not None and mined:
         miner = load("SentenceTransformer", str(job.hard_negatives_model), "--hard_negatives_model",
@@ -131,7 +138,8 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
     columns = None if train is None else train.columns() if name in IN_BATCH else _labelled(train)
     judged = examples.get("validation")
     judge = None if judged is None else judge_reranker(judged, args.per_device_eval_batch_size)
-    return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, judge), {})
+    _, _, prompt = prompts_of(model)  # the model's predictions have it, too
+    return _run(job, args, examples, _Plan("rerank", model, columns, loss, name, judge, prompt))
 
 
 def tables(run: PairRun) -> list[str]:
@@ -173,8 +181,8 @@ class _Plan:
     loss_name: str
     judge: PairJudge | None
     """None: nothing is judged."""
-    prompts: dict[str, str] = field(default_factory=dict)
-    """Column -> the text before each of its texts."""
+    prompts: dict[str, str] | str = field(default_factory=dict)
+    """Column -> the text before each of its texts; of a reranker, the text before each pair."""
 
 
 def _any(examples: Mapping[str, Pairs]) -> Pairs:
@@ -215,7 +223,7 @@ def _mismatch(pairs: Pairs, loss: str, wants: str, fix: str) -> DataError:
 def _embedder(job: EmbedArguments, args: TrainingArguments) -> Any:
     """Return the SentenceTransformer of the run; a plain encoder gets a pooling, and the run says so."""
     name = job.model_name_or_path
-    is_plain = Path(name).is_dir() and kind_of_folder(Path(name)) is None
+    is_plain = Path(name).is_dir() and class_of_folder(Path(name)) is None
     if job.pooling_mode is not None and not is_plain:
         raise ConfigError(
             what="pooling_mode would change nothing here",
@@ -223,30 +231,54 @@ def _embedder(job: EmbedArguments, args: TrainingArguments) -> Any:
             why="the model is a SentenceTransformer, which has its own pooling, or comes from the hub",
             fix="leave --pooling_mode out, or name the folder of a plain encoder",
         )
-    model = load("SentenceTransformer", name, "--model_name_or_path", job=job, use_cpu=args.use_cpu)
+    model = load("SentenceTransformer", name, "--model_name_or_path", job=job, trains=args.do_train,
+                 use_cpu=args.use_cpu)  # fmt: skip
     if is_plain and job.pooling_mode not in (None, "mean"):
         pooling = library("sentence_transformer.modules").Pooling(model[0].get_embedding_dimension(), job.pooling_mode)
         model = library().SentenceTransformer(modules=[model[0], pooling], device=str(model.device))
     if is_plain:
         printing.show_wrapped(f"{name} is a plain encoder: its vectors are {job.pooling_mode or 'mean'} pooled")
-    for prompt, text in (("query", job.query_prompt), ("document", job.document_prompt)):
-        if text is not None:
-            model.prompts[prompt] = text
+    if job.query_prompt is not None:
+        model.prompts["query"] = job.query_prompt
+    if job.document_prompt is not None:
+        set_document_prompt(model, job.document_prompt)
     set_length(model, job.max_seq_length)
     return model
 
 
-def _prompts(model: Any, loss: str) -> dict[str, str]:
-    """Return what comes before queries and documents, if the model has such texts; pairs with scores have neither."""
-    names = {"query": ("query",), "document": ("document", "passage", "corpus")}
-    found = {
-        one: next((model.prompts[name] for name in known if model.prompts.get(name)), "")
-        for one, known in names.items()
-    }
-    if not any(found.values()) or loss == "CoSENTLoss":
-        return {}
-    printing.show_wrapped("; ".join(f"before each {one}: {text!r}" for one, text in found.items() if text))
-    return found
+def _prompts(model: Any) -> tuple[str, str]:
+    """Return what comes before queries and before documents; prints it."""
+    query, document, _ = prompts_of(model)
+    shown = {"query": query, "document": document}
+    if query or document:
+        printing.show_wrapped("; ".join(f"before each {one}: {text!r}" for one, text in shown.items() if text))
+    return query, document
+
+
+def _require_no_sides(job: EmbedArguments) -> None:
+    """Raise ConfigError for prompts of queries and documents, if pairs with scores have neither."""
+    given = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(job, name)) is not None}
+    if given:
+        raise ConfigError(
+            what=f"{' and '.join(given)} would change nothing for pairs with scores",
+            got=given,
+            why="the texts of a pair with a score are alike: neither is a query, and both are encoded in the same way",
+            fix=f"leave {' and '.join(f'--{name}' for name in given)} out, or train queries with their texts, without "
+            "a score",
+        )
+
+
+def _encode_alike(model: Any) -> None:
+    """Let queries, documents and all other texts begin with the same prompt; prints which prompts that replaces."""
+    query, document, other = prompts_of(model)
+    if (query, document) != (other, other):
+        printing.show_wrapped(
+            "both texts of a pair with a score are encoded in the same way, in training and afterwards: "
+            + (f"{other!r} comes before queries and documents" if other else "queries and documents have no prompt")
+            + f" ({model.prompts} before)"
+        )
+    model.prompts["query"] = other
+    set_document_prompt(model, other)
 
 
 def _dims(text: str, model: Any) -> list[int]:
@@ -263,11 +295,6 @@ def _dims(text: str, model: Any) -> list[int]:
     return found
 
 
-def _one_label(name: str) -> dict[str, Any]:
-    """Return that a model gets a new head of one score, unless it is a reranker."""
-    return {} if kind_of_folder(Path(name)) == "CrossEncoder" else {"num_labels": 1}
-
-
 def _with_hard_negatives(pairs: Pairs, job: PairFields, args: TrainingArguments, miner: Any) -> Pairs:
     """Return the pairs with texts that look like an answer, mined by sentence-transformers; prints how many stay."""
     if pairs.scores is not None or pairs.negatives:
@@ -282,11 +309,12 @@ def _with_hard_negatives(pairs: Pairs, job: PairFields, args: TrainingArguments,
     mine = library("util").mine_hard_negatives
     rows = Dataset.from_dict({"anchor": [*pairs.anchors], "positive": [*pairs.positives]})
     n_wanted = job.num_hard_negatives
+    query, document, _ = prompts_of(miner)
     with quiet():
         found = mine(
             rows, optimized(miner), num_negatives=n_wanted, relative_margin=job.hard_negatives_margin,
             output_format="n-tuple", batch_size=args.per_device_eval_batch_size, verbose=False,
-            query_prompt=miner.prompts.get("query") or None, corpus_prompt=miner.prompts.get("document") or None,
+            query_prompt=query or None, corpus_prompt=document or None,
         )  # fmt: skip
     names = [name for name in found.column_names if name.startswith("negative")]
     if not len(found):
@@ -317,9 +345,6 @@ def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
         "sentence_B": [text for _, text in label],
         "label": [*label.values()],
     }
-
-
-# ---- evaluation ----
 
 
 # ---- the trainer ----
@@ -494,9 +519,7 @@ def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, A
 # ---- the run ----
 
 
-def _run(
-    job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs], plan: _Plan, reading: Mapping[str, Any]
-) -> PairRun:
+def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs], plan: _Plan) -> PairRun:
     train = examples.get("train")
     identity = {
         "settings": {name: getattr(job, name) for name in _CURVE if hasattr(job, name)} | {"loss": plan.loss_name},
@@ -507,7 +530,7 @@ def _run(
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, dict(reading), plan.judge, _facts(job, args, plan))
+    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan))
 
 
 def _judged_on(pairs: Pairs) -> str:
@@ -613,11 +636,11 @@ class PairRun:
     args: TrainingArguments
     examples: Mapping[str, Pairs]
     """By split."""
-    reading: Mapping[str, Any]
-    """How the trained model is used: kept next to it, for `whet predict`."""
     judge: PairJudge | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the record of the run begins with."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How the trained model is used: kept next to it, for `whet predict`."""
     before: dict[str, float] = field(default_factory=dict)
     """Metrics of the model before the training, without a prefix."""
     after: dict[str, float] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,8 +159,11 @@ def _similarity_kind(evaluation: Any) -> Any:
             self.vectors: list[np.ndarray] = []  # of the first texts, and of the second
             return super().__call__(*args, **kwargs)
 
-        def embed_inputs(self, *args: Any, **kwargs: Any) -> Any:
-            self.vectors.append(super().embed_inputs(*args, **kwargs))
+        def embed_inputs(self, model: Any, sentences: Any, **kwargs: Any) -> Any:
+            """Return the vectors as `whet predict` computes them, with the prompts of the first and second texts."""
+            encode = model.encode_document if self.vectors else model.encode_query
+            named = SimpleNamespace(encode=encode)  # what the evaluator asks of a model
+            self.vectors.append(super().embed_inputs(named, sentences, **kwargs))
             return self.vectors[-1]
 
     return Similarity

@@ -5,6 +5,7 @@ What `whet export` made of one is a model of sentence-transformers, too: its onl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,16 +17,18 @@ from torch import nn
 
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.models.loading import exported
+from whet.models.loading import exported, heads
 from whet.models.loading.exported import Arrays
 from whet.models.loading.load import ModelSource, load_config, load_tokenizer, max_positions, positions_of
+from whet.models.loading.missing_check import in_short, is_part, new_parts
 from whet.models.loading.quiet import quiet
+from whet.models.loading.tensor_check import check_weights
 from whet.optional import require
 from whet.tasks.embed.arguments import INSTALL, PACKAGE, SIMILARITIES, PairFields, require_package
-from whet.tasks.embed.folders import Kind, kind_of_folder
+from whet.tasks.embed.folders import KINDS, Kind, class_of_folder
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names under which a model has what comes before a text that is searched; the first of them counts."""
+"""Names under which a model has what comes before a text that is searched: the first that is not empty counts."""
 _OUTPUTS = {"embed": "sentence_embedding", "rerank": "scores"}
 """What a graph gives, by task: the key of sentence-transformers' features."""
 
@@ -37,36 +40,34 @@ def library(part: str = "") -> ModuleType:
     return import_module(f"{PACKAGE}.{part}") if part else package
 
 
-def load(kind: Kind, name: str, flag: str, *, job: PairFields | None = None, use_cpu: bool = False, **more: Any) -> Any:
+def load(
+    kind: Kind, name: str, flag: str, *, job: PairFields | None = None, trains: bool = False, use_cpu: bool = False
+) -> Any:
     """Return the model of this folder or name of the hub; raises ConfigError, naming `flag`, if it cannot be loaded.
 
-    `more` goes to its class. Weights are read from safetensors, and become float32.
+    `job` says how the hub is asked. A model that `trains` may get a new head; any other has learnt what `kind` does.
+    Weights are read from safetensors, and become float32.
     """
-    found = kind_of_folder(Path(name))
-    if found == "CrossEncoder" and kind != found:
-        raise ConfigError(
-            what=f"{flag} names a reranker",
-            got=f"{name}: a {found}",
-            why="it scores pairs of texts, and here a text becomes a vector",
-            fix="name an embedding model, or a plain encoder",
-        )
+    is_here = Path(name).is_dir()
+    if is_here:
+        is_plain = class_of_folder(Path(name)) is None and (Path(name) / "config.json").is_file()
+        config = load_config(ModelSource(model=name, flag=flag)) if is_plain and not trains else None
+        _require_kind(kind, Path(name), config, name, flag, trains=trains)
     about = exported.about_folder(name)
     if about is not None:
         _require_open(about, kind, name, flag, trains=job is not None)
         source = ModelSource(model=name, flag=flag)
         compute = exported.runtime(Path(name), about["format"], (_OUTPUTS[about["task"]],))
         return computed_by(compute, about, load_tokenizer(source), load_config(source))
-    from_hub = {} if job is None else {
+    from_hub = {} if job is None or is_here else {
         "cache_folder": job.cache_dir, "revision": job.model_revision, "token": job.token
     }  # fmt: skip
-    if Path(name).is_dir():
-        from_hub = {}
     device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
     try:
         with quiet():
             model = getattr(library(), kind)(
                 name, device=device, trust_remote_code=False,
-                model_kwargs={"dtype": torch.float32, "use_safetensors": True}, **from_hub, **more,
+                model_kwargs={"dtype": torch.float32, "use_safetensors": True}, **from_hub,
             )  # fmt: skip
     except ConfigError:
         raise
@@ -78,7 +79,125 @@ def load(kind: Kind, name: str, flag: str, *, job: PairFields | None = None, use
             "the hub",
             fix=f"correct {flag}; weights in .bin files: load and save the model once with save_pretrained",
         ) from error
+    folder = Path(name)
+    if not is_here:
+        folder = _downloaded(name, kind, from_hub.get("revision"), from_hub.get("cache_folder"))
+    if folder is not None:
+        config = getattr(model.transformers_model, "config", None)
+        if not is_here:
+            _require_kind(kind, folder, config, name, flag, trains=trains)
+        is_plain = class_of_folder(folder) is None and (folder / "config.json").is_file()
+        if kind == "CrossEncoder" and is_plain and not trains:
+            _require_weights_of_head(model, folder, name, flag)
+    if kind == "SentenceTransformer":
+        _name_document_prompt(model)
     return model
+
+
+def _require_kind(kind: Kind, folder: Path, config: Any, name: str, flag: str, *, trains: bool) -> None:
+    """Raise ConfigError for a model that another class has written, or that has learnt something else than this kind.
+
+    `config` is read of a folder that no class of sentence-transformers has written, unless its model trains.
+    """
+    found = class_of_folder(folder)
+    architectures = None if found is not None or trains else getattr(config, "architectures", None) or []
+    head = None if architectures is None else heads.head_named(architectures)
+    if found not in (None, *KINDS):
+        raise ConfigError(
+            what=f"{flag} names another kind of model",
+            got=f"{name}: a {found}",
+            why="here a text becomes one vector, or a pair one score, and its own class computes something else",
+            fix=f"name a {kind}, or use this model with sentence-transformers itself",
+        )
+    if kind == "SentenceTransformer":
+        if found == "CrossEncoder":
+            raise ConfigError(
+                what=f"{flag} names a reranker",
+                got=f"{name}: a {found}",
+                why="it scores pairs of texts, and here a text becomes a vector",
+                fix="name an embedding model, or a plain encoder",
+            )
+        if head is not None:
+            raise ConfigError(
+                what="the model has not learnt to embed",
+                got=f"{name}: {', '.join(architectures or ())}",
+                why="its vectors served its own head alone, and say little about what a text means",
+                fix=f"name a model that whet embed has trained, or a plain encoder, in {flag}",
+            )
+        return
+    is_embedder = found == "SentenceTransformer" and not trains
+    if is_embedder or (architectures is not None and head is not heads.SEQUENCE_CLASSIFICATION):
+        raise _no_reranker(name, flag, f"a {found}" if is_embedder else ", ".join(architectures or ()) or "an encoder")
+
+
+def _no_reranker(name: str, flag: str, found: str) -> ConfigError:
+    return ConfigError(
+        what=f"{flag} names no reranker",
+        got=f"{name}: {found}",
+        why="it has learnt no scores of pairs: a head of random weights would give other ones in each run",
+        fix="name a model that whet rerank has trained, or another CrossEncoder"
+        + ("; or train this one: --do_train" if flag == "--model_name_or_path" else ""),
+    )
+
+
+def _require_weights_of_head(model: Any, folder: Path, name: str, flag: str) -> None:
+    """Raise ConfigError if the files of this folder lack weights of the head that its configuration names."""
+    inner = model.transformers_model
+    parts = [*new_parts(inner)]
+    held = check_weights(folder, inner.config.to_dict())
+    lost = [weight for weight in inner.state_dict() if is_part(weight, parts) and weight not in held]
+    if lost:
+        raise _no_reranker(name, flag, f"no weights for {in_short(lost)}")
+
+
+def require_one_score(model: Any, name: str, flag: str) -> None:
+    """Raise ConfigError for a reranker that gives several numbers for a pair."""
+    if model.num_labels != 1:
+        raise ConfigError(
+            what="the reranker gives several labels",
+            got=f"{flag} {name}: {model.num_labels} labels",
+            why="texts are ordered by one score of each pair",
+            fix="name a reranker with one label"
+            + (", or a plain encoder; labels are trained by whet classify" if flag == "--model_name_or_path" else ""),
+        )
+
+
+def _downloaded(name: str, kind: Kind, revision: str | None, cache_folder: str | None) -> Path | None:
+    """Return the folder with what the hub's client has just brought of this name; None if it lies elsewhere."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    owner = getattr(getattr(library(), kind), "default_huggingface_organization", None)
+    for full in (name, *([f"{owner}/{name}"] if owner and "/" not in name else [])):
+        for file in ("config_sentence_transformers.json", "modules.json", "config.json"):
+            found = try_to_load_from_cache(full, file, cache_dir=cache, revision=revision)
+            if isinstance(found, str):
+                return Path(found).parent
+    return None
+
+
+def _name_document_prompt(model: Any) -> None:
+    """Give the model's prompt for passages, or for its corpus, the name of the prompt for documents, if that is empty.
+
+    sentence-transformers fills a missing prompt for documents with "", which `encode_document` then takes first.
+    """
+    prompts = model.prompts
+    name = next((one for one in DOCUMENT_PROMPTS if prompts.get(one)), None)
+    if name is not None and not prompts.get("document"):
+        prompts["document"] = prompts[name]
+        logger.info("before each document: %r, the model's prompt %r", prompts[name], name)
+
+
+def set_document_prompt(model: Any, text: str) -> None:
+    """Let this text come before each document, under every name that the model has for such a prompt."""
+    names = [name for name in DOCUMENT_PROMPTS if name in model.prompts]
+    model.prompts |= dict.fromkeys(["document", *names], text)
+
+
+def prompts_of(model: Any) -> tuple[str, str, str]:
+    """Return what comes before a query, before a document, and before any other text, of a model that was loaded."""
+    prompts = model.prompts
+    return prompts.get("query") or "", prompts.get("document") or "", prompts.get(model.default_prompt_name) or ""
 
 
 def _require_open(about: Mapping[str, Any], kind: Kind, name: str, flag: str, *, trains: bool) -> None:
@@ -124,10 +243,12 @@ def computed_by(compute: Callable[[Arrays], Arrays], about: Mapping[str, Any], t
     module = type("Graph", (_Graph, kind), {})(compute, about, tokenizer, config)
     if about["task"] == "rerank":  # the graph holds the activation
         return library().CrossEncoder(modules=[module], device="cpu", activation_fn=nn.Identity())
-    return library().SentenceTransformer(
+    model = library().SentenceTransformer(
         modules=[module], device="cpu", prompts={**about["prompts"]}, default_prompt_name=about["default_prompt_name"],
         similarity_fn_name=about["similarity_fn_name"],
     )  # fmt: skip
+    _name_document_prompt(model)
+    return model
 
 
 class _Graph(nn.Module):

@@ -7,6 +7,8 @@ more than one reading fits is refused.
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,13 +41,23 @@ _PAIRS = (
 )
 """Usual names of the two columns of a pair, in small letters."""
 _NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_?\d+)?", re.IGNORECASE)
-_SCORES = ("score", "label", "similarity", "similarity_score", "relevance", "labels", "scores")
-_IDENTIFIER = re.compile(r"|id|idx|index|uuid|guid|[qpd]id|docid|unnamed: ?\d+|.*_(id|ids|idx)", re.IGNORECASE)
+_OF_SCALE = ("score", "similarity", "similarity_score", "relevance", "relevance_score", "relatedness_score", "scores")
+"""Usual names of how well two texts fit."""
+_SCORES = (*_OF_SCALE, "is_duplicate", "label", "labels")
+"""Usual names of a score; the last may as well hold numbers of classes."""
+_TELLS = re.compile(r"(?i:(^|[\W_])(labels?|class|judge?ment|verdict|gold)($|[\W_])|entail|duplicate|paraphras)")
+"""Names of columns that say whether two texts fit, in words."""
+_IDENTIFIER = re.compile(r"(?i:|id|idx|index|uuid|guid|[qpd]id\d*|docid|unnamed: ?\d+|.*_(id|ids|idx))|\w*[a-z]I[Dd]s?")
 """Names of columns that hold no text: they are passed over where the number of columns decides."""
+_ASKS = ("question", "context")
+_ANSWERS = ("answers", "answer_text", "is_impossible")
+"""Columns of SQuAD's flat form that say whether a question has an answer; `answer_start` says nothing more."""
 _MOST_WORDS = 3
 """Words of a column's name: more are hardly a name, but the first row of a file without a header."""
 _PEEKED = 200
 """Rows by which a column's kind is guessed."""
+_MOST_CLASSES = 10
+"""Numbers of classes in a message."""
 _SCALE = 5.0
 """The highest score of the other usual scale."""
 _SPLIT_SEED = 42
@@ -73,6 +85,8 @@ class Columns:
     positive: str
     negatives: tuple[str, ...] = ()
     score: str | None = None
+    score_is_named: bool = False
+    """Whether an option names the score, and not its usual name or its place."""
 
     @property
     def all(self) -> list[str]:
@@ -177,11 +191,38 @@ def _part_of(pairs: Pairs, percentage: float, split: str) -> Pairs:
 
 def _of_table(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None) -> Pairs:
     columns = choose_columns(rows, job)
-    found = _collect(rows.take(columns.all), columns, bad, limit)
+    asks = (columns.anchor.lower(), columns.positive.lower()) == _ASKS
+    known = [name for name in (*rows.columns, *rows.objects) if asks and name.partition(".")[0] in _ANSWERS]
+    if columns.score is not None and columns.negatives:
+        negatives = ",".join(columns.negatives)
+        raise Rejected(
+            "the rows have a score and texts that do not fit",
+            got=f"score: {columns.score}; negatives: {negatives}",
+            why="a row is a pair with a score, or a pair with texts that do not fit, and the other would not be read",
+            fix=f"name one: --score_column_name {columns.score} or --negative_column_names {negatives}",
+        )
+    if columns.score is None and not columns.negatives and job.anchor_column_name is None:
+        _require_no_score(rows, columns, [*known, "answer_start"] if asks else [])
+    n_without = 0
+
+    def answerable() -> Iterator[PlacedRow]:
+        nonlocal n_without
+        for place, row in rows.take([*columns.all, *known]):
+            try:
+                if known and isinstance(row, Mapping) and _has_no_answer(row):
+                    n_without += 1
+                    continue
+            except Rejected as problem:
+                yield place, problem
+                continue
+            yield place, row
+
+    found = _collect(answerable(), columns, bad, limit)
+    notes = [*found.notes, *_without_answer(n_without)]
     read: dict[str, str | Sequence[str]] = {"first text": columns.anchor, "second text": columns.positive}
     read |= {"negatives": columns.negatives} if columns.negatives else {}
     read |= {"score": columns.score} if columns.score else {}
-    return replace(found, notes=[columns_line(read, rows.not_read(columns.all)), *found.notes])
+    return replace(found, notes=[columns_line(read, rows.not_read([*columns.all, *known])), *notes])
 
 
 def choose_columns(rows: TableRows, job: PairFields) -> Columns:
@@ -193,14 +234,15 @@ def choose_columns(rows: TableRows, job: PairFields) -> Columns:
     score, rest = job.score_column_name, [name for name in found if name not in taken]
     if score is None and not negatives:
         score = _usual(rest, _SCORES)
-    if not negatives and score is None:
+    if not negatives and job.score_column_name is None:
         negatives = tuple(name for name in rest if _NEGATIVE.fullmatch(name))
+    is_named = job.score_column_name is not None
     if job.anchor_column_name and job.positive_column_name:
-        return Columns(job.anchor_column_name, job.positive_column_name, negatives, score)
+        return Columns(job.anchor_column_name, job.positive_column_name, negatives, score, is_named)
     for names in _PAIRS:
         first, second = (_usual(rest, [name]) for name in names)
         if first and second:
-            return Columns(first, second, negatives, score)
+            return Columns(first, second, negatives, score, is_named)
     texts = [name for name in rest if name != score and name not in negatives and not _IDENTIFIER.fullmatch(name)]
     peeked = [*islice(rows.take(texts), _PEEKED)]
     if len(texts) == 3 and score is None and not negatives and _are_numbers(peeked, texts[2]):
@@ -208,7 +250,33 @@ def choose_columns(rows: TableRows, job: PairFields) -> Columns:
     numbers = [name for name in texts if _are_numbers(peeked, name)]
     if len(texts) != 2 or numbers or any(len(name.split()) > _MOST_WORDS for name in found):
         raise _not_known(found, numbers)
-    return Columns(texts[0], texts[1], negatives, score)
+    return Columns(texts[0], texts[1], negatives, score, is_named)
+
+
+def _require_no_score(rows: TableRows, columns: Columns, others: Sequence[str]) -> None:
+    """Raise Rejected for a column that nobody reads and that may say that some of the pairs do not fit.
+
+    Fields of objects and `others` are no such columns.
+    """
+    unread = [
+        name
+        for name in map(str, rows.not_read([*columns.all, *rows.objects, *others]))
+        if not _IDENTIFIER.fullmatch(name)
+    ]
+    peeked = [*islice(rows.take(unread), _PEEKED)] if unread else []
+    of_numbers = [name for name in unread if _are_numbers(peeked, name, gaps=True)]
+    of_words = [name for name in unread if name not in of_numbers and _TELLS.search(name)]
+    if not of_numbers and not of_words:
+        return
+    raise Rejected(
+        "it is not known whether all pairs belong together",
+        got=f"first text: {columns.anchor}; second text: {columns.positive}; not read: "
+        + ", ".join([*(f"{name} (numbers)" for name in of_numbers), *of_words]),
+        why="a column next to them may say which pairs fit, and without it every pair would count as one that does",
+        fix=f"if it is a score from 0 to 1 or 0 to 5: --score_column_name {(of_numbers or of_words)[0]}; if all pairs "
+        f"belong together: --anchor_column_name {columns.anchor} --positive_column_name {columns.positive}; else write "
+        "those that do into a file of their own",
+    )
 
 
 def _require_there(job: PairFields, negatives: Sequence[str], found: Sequence[str]) -> None:
@@ -235,10 +303,20 @@ def _usual(found: Sequence[str], names: Sequence[str]) -> str | None:
     return next((known[name] for name in names if name in known), None)
 
 
-def _are_numbers(rows: Sequence[PlacedRow], name: str) -> bool:
-    """Return whether every value of the column is a number, and there is one."""
+def _are_numbers(rows: Sequence[PlacedRow], name: str, *, gaps: bool = False) -> bool:
+    """Return whether every value of the column is a number, and there is one.
+
+    With `gaps` some may be missing, and the words true and false are numbers, too.
+    """
     values = [row.get(name) for _, row in rows if isinstance(row, Mapping)]
+    if gaps:
+        values = [value.strip() if isinstance(value, str) else value for value in values]
+        values = [value for value in values if value is not None and value != "" and value == value]  # NaN is a gap
+        values = [_TRUTH.get(str(value).lower(), value) for value in values]
     return bool(values) and all(_number(value) is not None for value in values)
+
+
+_TRUTH = {"true": True, "false": False}
 
 
 def _number(value: Any) -> float | None:
@@ -292,6 +370,7 @@ def _collect(rows: Iterable[PlacedRow], columns: Columns, bad: BadRows, limit: i
     pairs = Pairs(bad.source, anchors, positives, left_out=LeftOut.of(bad))
     if columns.score is None:
         return replace(pairs, negatives=[[*texts] for texts in zip(*negatives, strict=True)])
+    _require_no_classes(scores, columns, bad.source)
     scaled, notes = _scaled(scores, columns.score, bad.source)
     return replace(pairs, scores=scaled, notes=notes)
 
@@ -326,6 +405,23 @@ def _score(row: Mapping[str, Any], name: str) -> float:
             "there is none, name the two texts alone in a file of their own",
         )
     return number
+
+
+def _require_no_classes(scores: Sequence[float], columns: Columns, source: str) -> None:
+    """Raise DataError for a column whose whole numbers may be those of classes: their order says nothing then."""
+    name, found = str(columns.score), {*scores}
+    if columns.score_is_named or name.lower() in _OF_SCALE or not all(score.is_integer() for score in found):
+        return
+    if found <= {0.0, 1.0} and columns.anchor.lower() != "premise":
+        return
+    raise DataError(
+        what=f"{source}: {name} may hold numbers of classes, and not scores",
+        got=f"{name}: {', '.join(f'{one:g}' for one in sorted(found)[:_MOST_CLASSES])}",
+        why="a higher score says that two texts fit better; of classes, such as entailment (0), neutral and "
+        "contradiction, the first number may be the best",
+        fix=f"if higher is better: --score_column_name {name}; else write scores from 0 to 1 into it, or the pairs "
+        "that belong together into a file without it",
+    )
 
 
 def _scaled(scores: Sequence[float], name: str, source: str) -> tuple[list[float], list[str]]:
@@ -369,7 +465,7 @@ def _of_squad(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None)
         for place, row in rows.take(["paragraphs"]):
             for n, paragraph in enumerate(_list_of(row, "paragraphs")):
                 for m, asked in enumerate(_list_of(paragraph, "qas")):
-                    if asked.get("is_impossible") or not asked.get("answers", True):
+                    if _has_no_answer(asked):
                         n_without += 1
                         continue
                     where = f"{place}, paragraph {n}, question {m}"
@@ -377,8 +473,41 @@ def _of_squad(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None)
 
     found = _collect(pairs(), Columns("question", "context"), bad, limit)
     notes = ["questions of a SQuAD file with their contexts"]
-    notes += [f"{plural(n_without, 'question')} without an answer not read"] if n_without else []
-    return replace(found, notes=notes)
+    return replace(found, notes=[*notes, *_without_answer(n_without)])
+
+
+def _without_answer(n_questions: int) -> list[str]:
+    return [f"{plural(n_questions, 'question')} without an answer not read"] if n_questions else []
+
+
+def _has_no_answer(asked: Mapping[str, Any]) -> bool:
+    """Return whether the context holds no answer to this question, in either form of SQuAD; Rejected if it is unclear.
+
+    The answers are a list of them, an object with a list of their texts, or either as JSON in a cell of a CSV file.
+    """
+    impossible = asked.get("is_impossible")
+    if _TRUTH.get(str(impossible).strip().lower(), impossible) in (True, 1, "1"):
+        return True
+    if "answers" not in asked:
+        return "answer_text" in asked and not str(asked["answer_text"] or "").strip()
+    answers = asked["answers"]
+    if isinstance(answers, str) and answers.strip():
+        try:
+            answers = json.loads(answers)
+        except ValueError:
+            raise Rejected(
+                "answers cannot be read",
+                got=answers,
+                why="questions without an answer are left out, and this is no JSON",
+                fix="write the answers as JSON, or leave the column out if each question has one",
+            ) from None
+    texts = answers.get("text") if isinstance(answers, Mapping) else answers
+    return not (any(map(_is_answer, texts)) if isinstance(texts, list) else texts)
+
+
+def _is_answer(one: Any) -> bool:
+    text = one.get("text") if isinstance(one, Mapping) else one
+    return bool(text.strip()) if isinstance(text, str) else text is not None
 
 
 def _list_of(row: Any, name: str) -> list[Mapping[str, Any]]:
@@ -404,6 +533,8 @@ class Texts:
     """The second texts of pairs; None: one text a row."""
     places: Sequence[str]
     left_out: LeftOut
+    n_blank: int = 0
+    """Blank lines of a plain text file before its last text: they are no rows."""
 
 
 def read_texts(
@@ -414,21 +545,23 @@ def read_texts(
 
     Of a plain text file (.txt), each line that is not blank is a text.
     """
-    bad = BadRows(str(path), skip_bad=skip_bad)
+    bad, is_plain = BadRows(str(path), skip_bad=skip_bad), path.suffix.lower() == ".txt" and text is None and not other
     try:
-        if path.suffix.lower() == ".txt" and text is None and other is None:
+        if is_plain:
             rows, name = _lines(text_of(read_bytes(path))), "text"
         else:
             table = read_table(path, delimiter)
             name = _text_column(table, text, other)
             rows = table.take([name, *([other] if other else [])])
-        return _texts_of(rows, name, other, bad, limit)
+        found = _texts_of(rows, name, other, bad, limit)
     except Rejected as problem:
         raise problem.error(str(path)) from None
+    n_lines = int(found.places[-1].removeprefix("line ")) if is_plain else 0
+    return replace(found, n_blank=max(0, n_lines - len(found.texts) - found.left_out.n_rows))
 
 
 def _lines(text: str) -> Iterator[PlacedRow]:
-    for n, line in enumerate(text.splitlines(), start=1):
+    for n, line in enumerate(io.StringIO(text, newline=None), start=1):  # str.splitlines also cuts at U+2028 and others
         if line.strip():
             yield f"line {n}", {"text": line.strip()}
 

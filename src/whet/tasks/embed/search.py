@@ -15,16 +15,13 @@ import numpy as np
 from whet import console, json_output, log
 from whet.data.files.bad_rows import Rejected
 from whet.data.files.table import read_table
-from whet.errors import ConfigError, escape_controls
+from whet.errors import ConfigError, DataError, escape_controls
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
 from whet.log import logger
-from whet.models.loading import exported, heads
-from whet.models.loading.load import ModelSource, load_config
 from whet.own_loop.changes import changes
 from whet.tasks.embed.arguments import SearchArguments, require_package
-from whet.tasks.embed.folders import kind_of_folder
-from whet.tasks.embed.models import described, library, load, optimized, set_length
+from whet.tasks.embed.models import described, library, load, optimized, require_one_score, set_length
 from whet.tasks.embed.pairs import Texts, choose_columns, read_texts
 
 _OF_OTHER_TASKS = ("base_model_name_or_path", "doc_stride", "window_pooling", "version_2_with_negative")
@@ -39,8 +36,10 @@ _ARRAY = ".npy"
 def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the vector of each row, the score of each pair, or the texts of the corpus that fit best."""
     require_package()
-    _require_honoured(asked)
+    _require_honoured(asked, vectors=asked.corpus_file is None and asked.text_pair_column_names is None)
     rows = _rows(asked, asked.text_pair_column_names)
+    if _is_array(asked):
+        _require_every_row(asked, rows)
     corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
     if corpus is not None and rows.others is not None:
         raise ConfigError(
@@ -55,14 +54,12 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         hits = _found(model, rows.texts, corpus.texts, asked.top_k, batch)
         _write(asked, model, _matches(rows, corpus, hits))
     elif rows.others is not None:
-        symmetric = reading.get("symmetric", False)  # trained without the prompts of queries and documents
-        encoders = [model.encode] * 2 if symmetric else [model.encode_query, model.encode_document]
-        pairs = zip(encoders, (rows.texts, rows.others), strict=True)
+        pairs = zip((model.encode_query, model.encode_document), (rows.texts, rows.others), strict=True)
         vectors = [encode([*texts], batch_size=batch, convert_to_tensor=True) for encode, texts in pairs]
         _write(asked, model, _scores(rows, model.similarity_pairwise(*vectors).tolist()))
     else:
         vectors = model.encode_document([*rows.texts], batch_size=batch)
-        if Path(asked.output).suffix == _ARRAY:
+        if _is_array(asked):
             outputs.write_array(asked, vectors)
             return 0
         _write(asked, model, (
@@ -75,7 +72,7 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
 def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the score of each pair, or the texts of the corpus that fit each row best."""
     require_package()
-    _require_honoured(asked)
+    _require_honoured(asked, vectors=False)
     if asked.corpus_file is None:
         first, second = _pair_columns(Path(asked.file), asked)
         rows = _rows(asked, second, first)
@@ -83,6 +80,8 @@ def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         rows = _rows(asked, None)
     corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
     model = load("CrossEncoder", asked.model, "--model")
+    if corpus is not None:
+        require_one_score(model, asked.model, "--model")
     set_length(model, asked.max_seq_length)
     optimized(model, asked.precision)
     batch = asked.per_device_eval_batch_size
@@ -103,10 +102,14 @@ def run_search(asked: SearchArguments) -> int:
     queries = [one for one in asked.query if one.strip()]
     corpus = _once(read_texts(Path(asked.corpus), asked.text_column_names, None))
     model = _embedder(asked.model, None, "fp32")
+    judge = None if asked.reranker is None else load("CrossEncoder", asked.reranker, "--reranker")
+    if judge is not None:
+        require_one_score(judge, str(asked.reranker), "--reranker")
+        set_length(judge, None)
+        judge = optimized(judge)
     n_found = max(_CANDIDATES, asked.top_k) if asked.reranker else asked.top_k
     found = _found(model, queries, corpus.texts, n_found, asked.per_device_eval_batch_size)
-    if asked.reranker is not None:
-        judge = optimized(load("CrossEncoder", asked.reranker, "--reranker"))
+    if judge is not None:
         found = [
             [(hits[n][0], score) for n, score in
              _ranked(judge, query, [corpus.texts[at] for at, _ in hits], asked.top_k, asked.per_device_eval_batch_size)]
@@ -138,26 +141,9 @@ def _once(corpus: Texts) -> Texts:
 
 
 def _embedder(name: str, length: int | None, precision: str) -> Any:
-    _require_no_head(name)
     model = load("SentenceTransformer", name, "--model")
     set_length(model, length)
     return optimized(model, precision)
-
-
-def _require_no_head(name: str) -> None:
-    """Raise ConfigError for a model trained for something else: its vectors say little, and look like any others."""
-    folder = Path(name)
-    if not folder.is_dir() or kind_of_folder(folder) is not None or exported.about_folder(name) is not None:
-        return
-    architectures = load_config(ModelSource(model=name, flag="--model")).architectures
-    head = heads.head_named(architectures)
-    if head is not None:
-        raise ConfigError(
-            what="the model has not learnt to embed",
-            got=f"{name}: {', '.join(architectures)}",
-            why="its vectors served its own head alone, and say little about what a text means",
-            fix="name a model that whet embed has trained, or a plain encoder",
-        )
 
 
 Hits = list[tuple[int, float]]
@@ -181,10 +167,26 @@ def _ranked(model: Any, query: str, texts: Sequence[str], top_k: int, batch: int
 
 
 def _rows(asked: PredictArguments, other: str | None, text: str | None = None) -> Texts:
-    return read_texts(
+    found = read_texts(
         Path(asked.file), text or asked.text_column_names, other, delimiter=asked.csv_delimiter,
         skip_bad=asked.skip_bad, limit=asked.max_predict_samples,
     )  # fmt: skip
+    found.left_out.log(asked.file, "text" if other is None else "pair")
+    return found
+
+
+def _require_every_row(asked: PredictArguments, rows: Texts) -> None:
+    """Raise DataError if vectors alone would no longer say which row of the file each belongs to."""
+    n_bad, n_blank = rows.left_out.n_rows, rows.n_blank
+    if n_bad or n_blank:
+        found = [f"{console.plural(n_bad, 'bad row')} left out"] * bool(n_bad)
+        found += [f"{console.plural(n_blank, 'blank line')} between the texts"] * bool(n_blank)
+        raise DataError(
+            what=f"the vectors of {asked.output} would not match the rows of {asked.file}",
+            got=" and ".join(found),
+            why="an array names no rows, so each vector after the first gap would stand at the place of another text",
+            fix="write JSON lines, whose entries name their row: --output vectors.jsonl; or correct the file",
+        )
 
 
 def _corpus(path: Path, asked: PredictArguments) -> Texts:
@@ -212,10 +214,14 @@ def _pair_columns(path: Path, asked: PredictArguments) -> tuple[str, str]:
     return columns.anchor, columns.positive
 
 
-def _require_honoured(asked: PredictArguments) -> None:
+def _is_array(asked: PredictArguments) -> bool:
+    return Path(asked.output).suffix.lower() == _ARRAY
+
+
+def _require_honoured(asked: PredictArguments, *, vectors: bool) -> None:
+    """Raise ConfigError for options without an effect, or for an array of anything but `vectors`."""
     given = {name: getattr(asked, name) for name in _OF_OTHER_TASKS if getattr(asked, name)}
     given |= {"precision": asked.precision} if asked.precision == "auto" else {}
-    is_array = Path(asked.output).suffix == _ARRAY and (asked.corpus_file or asked.text_pair_column_names)
     if given:
         flags = " and ".join(f"--{name}" for name in given)
         raise ConfigError(
@@ -224,7 +230,7 @@ def _require_honoured(asked: PredictArguments) -> None:
             why="a model of sentence-transformers computes a vector or a score of each text, in fp32 or bf16",
             fix=f"leave {flags} out",
         )
-    if is_array:
+    if _is_array(asked) and not vectors:
         raise ConfigError(
             what="an array holds vectors alone",
             got=asked.output,
