@@ -42,6 +42,8 @@ class _Object:
     pid: int = field(default_factory=os.getpid)
     facts: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Path] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+    """What was there under the names of outputs that the command may write."""
     warnings: list[str] = field(default_factory=list)
     resuming: Callable[[Mapping[str, object]], str] | None = None
     """Settings -> the command line that resumes with them."""
@@ -58,7 +60,11 @@ class _Object:
         general = {
             "command": self.command, "status": status, "exit_code": code, "version": __version__,
             "seconds": round(time.perf_counter() - self.began_s, 3), "metrics": {},
-            "outputs": {name: str(path) for name, path in self.outputs.items() if path.exists()},
+            "outputs": {
+                name: str(path)
+                for name, path in self.outputs.items()
+                if path.exists() and (name not in self.before or _version_of(path) != self.before[name])
+            },
             "warnings": list(dict.fromkeys(self.warnings)),
         }  # fmt: skip
         return general | self.facts
@@ -117,9 +123,25 @@ def append(name: str, value: Any) -> None:
 
 
 def add_outputs(**paths: str | Path) -> None:
-    """Name files or folders that the command writes; the object has those that exist at its end, as absolute paths."""
+    """Name files or folders that the command has written; the object has those that exist, as absolute paths."""
     if _current is not None:
         _current.outputs |= {name: Path(path).absolute() for name, path in paths.items()}
+
+
+def may_write(**paths: str | Path) -> None:
+    """Name files that the command may write; the object has those that it has written, not those of an earlier one."""
+    add_outputs(**paths)
+    if _current is not None:
+        _current.before |= {name: _version_of(_current.outputs[name]) for name in paths}
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when the file is replaced or appended to; None if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def warn(text: str) -> None:

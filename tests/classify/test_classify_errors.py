@@ -246,7 +246,7 @@ def _judged(n: int, *, wrong: bool | None = None, loss: float | None = None, tex
 def test_every_wrong_example_is_written_and_so_many_of_the_others(tmp_path: Path) -> None:
     wrong = [_judged(n, wrong=True, loss=1.0 + n) for n in range(2 * LEAST_SURE)]
     right = [_judged(1000 + n, wrong=False, loss=2.0 + n) for n in range(2 * LEAST_SURE)]
-    counts, _ = write([*right, *wrong], "eval", "examples", tmp_path, "stop")
+    counts = write([*right, *wrong], "eval", "examples", tmp_path, "stop").counts
     lines = load_lines(tmp_path / "errors.jsonl")
     assert [line["row"] for line in lines[: len(wrong)]] == [one.row for one in reversed(wrong)]
     assert [line["row"] for line in lines[len(wrong) :]] == [one.row for one in reversed(right)][:LEAST_SURE]
@@ -272,6 +272,6 @@ def test_an_example_is_a_line_whatever_its_text_holds(tmp_path: Path) -> None:
 
 def test_wide_characters_fit_the_terminal(tmp_path: Path) -> None:
     one = _judged(1, wrong=True, loss=1.0, text="海盗船在港口里" * 20)
-    _, lines = write([one], "eval", "examples", tmp_path, "stop")
+    lines = write([one], "eval", "examples", tmp_path, "stop").lines
     (shown,) = [line for line in lines if "海" in line]
     assert 77 <= sum(2 if ord(char) > 0x2E80 else 1 for char in shown) <= 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -71,6 +72,35 @@ def test_watch_and_report_read_it_and_an_evaluation_later_is_added(
     assert "6 of 6" in shown
     assert run(["report", str(tmp_path), "--output", str(tmp_path / "again.html")]) == 0
     assert "Where the time went" in (tmp_path / "again.html").read_text("utf-8")
+
+
+def test_report_leaves_out_what_a_script_saved_of_an_earlier_training(tmp_path: Path) -> None:
+    """A script owns its files: they stay, and the page does not take them for the results of the next training."""
+    trainer = trainer_of(tmp_path, eval_strategy="no")
+    trainer.save_metrics("train", dict(trainer.train().metrics) | {"train_loss": 71.5})
+    trainer.save_metrics("eval", trainer.evaluate() | {"eval_accuracy": 0.8125})
+    trainer.save_state()
+    (tmp_path / "errors.jsonl").write_text('{"row": "7", "text": "old", "expected": "a", "predicted": "b"}\n', "utf-8")
+    saved = {path: path.read_bytes() for path in tmp_path.glob("*.json*") if path.name != "run.jsonl"}
+    for path in saved:
+        os.utime(path, (0, 0))  # of an earlier day
+    assert run(["report", str(tmp_path)]) == 0
+    assert "0.8125" in (tmp_path / "report.html").read_text("utf-8"), "the record has the same loss, whatever the clock"
+    other = trainer_of(tmp_path, eval_strategy="no", learning_rate=0.1, overwrite_output_dir=True)
+    metrics = other.train().metrics
+    assert all(path.read_bytes() == content for path, content in saved.items())
+    other.save_metrics("train", metrics)  # transformers adds them to what the file has
+    assert run(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert f"{metrics['train_loss']:.4f}" in page
+    assert not [old for old in ("0.8125", "71.5", "eval_loss", "&#34;old&#34;", ">old<") if old in page]
+    assert "it is of an earlier model" in page
+    metrics = other.evaluate()
+    other.save_metrics("eval", metrics | {"eval_accuracy": 0.9375})
+    assert run(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "0.9375" in page
+    assert f"{metrics['eval_loss']:.4f}" in page
 
 
 def test_the_loop_of_transformers_records_the_same(tmp_path: Path) -> None:

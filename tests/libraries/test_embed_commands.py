@@ -197,6 +197,40 @@ def test_embed_resumes_bitwise_and_refuses_changes(
         assert said in capsys.readouterr().err
 
 
+def test_folder_used_again_has_the_results_of_one_model(encoder_folder: Path, tmp_path: Path) -> None:
+    pairs = write(tmp_path / "pairs.csv", {"query": texts(1), "answer": texts(2)})
+    scored = write(tmp_path / "scored.csv", {"one": texts(1), "two": texts(2), "fits": scores()})
+    out, other = tmp_path / "out", tmp_path / "other"
+
+    def results() -> dict[str, Any]:
+        return json.loads((out / "all_results.json").read_text("utf-8"))
+
+    def train(folder: Path, *more: object) -> None:
+        whet("embed", "--model_name_or_path", encoder_folder, "--output_dir", folder, "--train_file", pairs,
+             "--do_train", "--overwrite_output_dir", *TRAINING, *more)  # fmt: skip
+
+    def evaluate(model: Path, file: str) -> None:
+        whet("embed", "--model_name_or_path", model, "--output_dir", out, "--validation_file", file, "--do_eval",
+             "--use_cpu")  # fmt: skip
+
+    train(out, "--do_eval", "--validation_file", pairs)
+    assert {"eval_cosine_ndcg@10", "start_cosine_ndcg@10", "train_loss"} <= results().keys()
+    evaluate(out, scored)
+    assert {"eval_spearman_cosine", "train_loss"} <= results().keys()
+    assert not [name for name in results() if "ndcg" in name], "those of other data, before the training too"
+    assert "Curves" in (out / "report.html").read_text("utf-8")
+    train(other, "--seed", 5)
+    evaluate(other, scored)
+    assert "train_loss" not in results()
+    assert "Curves" not in (out / "report.html").read_text("utf-8")
+    train(out)
+    assert not [name for name in results() if name.startswith(("eval_", "start_"))]
+    assert not (out / "errors.jsonl").exists()
+    page = (out / "report.html").read_text("utf-8")
+    assert "Curves" in page
+    assert "spearman" not in page
+
+
 def test_embedding_model_predicts_and_searches(
     encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

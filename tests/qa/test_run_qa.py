@@ -78,6 +78,7 @@ def test_run_writes_every_file(trained: Path) -> None:
         "report.html",
         "README.md",
         "whet_task.json",
+        "results_of.json",
     }
     for name in files(trained):
         if name.endswith(".json"):
@@ -176,7 +177,7 @@ def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_
     assert run(words) == 0
     assert files(tmp_path / "again") == {
         "eval_results.json", "all_results.json", "run.log", "run.jsonl", "report.html", "errors.jsonl",
-        "eval_predictions.jsonl",
+        "eval_predictions.jsonl", "results_of.json",
         *(f"eval_{n}" for n in _PREDICTIONS),
     }  # fmt: skip
     timed = ("runtime", "per_second", "epoch")

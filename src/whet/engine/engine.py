@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -262,9 +262,9 @@ class Engine:
         )
         self.events.send("on_log", self.state, logs=logs)
 
-    def save_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Write {split}_results.json, and add the metrics to all_results.json."""
-        results.save(self.args.output_dir, split, metrics, on_error=self.args.save_error_policy)
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], files: Collection[str] | None = None) -> None:
+        """Write {split}_results.json, and put the metrics into all_results.json; `files` as in `results.save`."""
+        results.save(self.args.output_dir, split, metrics, files=files, on_error=self.args.save_error_policy)
 
     def save_state(self) -> None:
         """Write trainer_state.json: the counters and the log history, in transformers' form."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -72,6 +73,9 @@ class RecordCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._add("update")
         self._clock.end_step(0)
+        self._metrics.clear()  # those of an evaluation before this step are of another model
+        if state.global_step == self._first + 1 and self._recorder is not None:
+            report.remove(Path(args.output_dir))
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
         if "loss" in logs:

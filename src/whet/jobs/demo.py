@@ -16,11 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from whet import json_output, log, report
+from whet import log, report
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
-from whet.jobs.run import outputs, show
+from whet.jobs.run import name_outputs, show
 from whet.jobs.task import Task
 from whet.store import find, manifest, write
 from whet.watch import files as output_files
@@ -67,7 +67,7 @@ def run_demo(
     """
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
-    json_output.add_outputs(**outputs(Path(args.output_dir)))
+    name_outputs(Path(args.output_dir))
     taken = lock.output_folder(args.output_dir, overwrite=True)
     with taken as folder, run_log.buffered(), _continuing(folder, marker, args) as args:
         if args.resume_from_checkpoint is None:

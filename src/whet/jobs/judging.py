@@ -22,6 +22,7 @@ from whet import console
 from whet.engine.engine import Engine
 from whet.jobs.fields import Pooling
 from whet.watch import files as output_files
+from whet.watch import results
 
 LEAST_SURE = 100
 """How many examples that are not wrong the file of errors has at most: the model is least sure of these."""
@@ -72,6 +73,8 @@ class Judgement:
     """All names begin with the prefix of the split."""
     examples: Sequence[Judged]
     """All examples in the order of the data."""
+    files: Sequence[str] = ()
+    """The names of the files that it has written."""
 
 
 class Judge(Protocol):
@@ -108,8 +111,8 @@ class PredictionJudge(ABC):
         """Return every example of the split with its prediction, in the order of the data."""
 
     @abstractmethod
-    def write(self, examples: Sequence[Judged], prefix: str) -> None:
-        """Write what belongs to this task alone, in files whose names begin with the prefix."""
+    def write(self, examples: Sequence[Judged], prefix: str) -> list[str]:
+        """Write what belongs to this task alone, under names of `watch/results.py`; return the names."""
 
     def while_training(self) -> dict[str, Any]:
         """Return the fields of a RunSpec by which this judge computes the metrics of evaluations in a training."""
@@ -119,44 +122,47 @@ class PredictionJudge(ABC):
         """Return the metrics of the engine's model and every example, and write the files of the task."""
         found = engine.predict(self.dataset, prefix, self.metrics)
         examples = self.examples(found.predictions)
-        self.write(examples, prefix)
+        files = self.write(examples, prefix)
         metrics = dict(found.metrics or {})
         engine.log(dict(metrics))
-        return Judgement(metrics, examples)
+        return Judgement(metrics, examples, files)
 
-    def store(self, name: str, text: str) -> None:
-        """Write this text into a file of the folder."""
-        _store(self.folder, name, text, self.on_error)
-
-
-def errors_name(prefix: str) -> str:
-    """Return the name of the file of errors."""
-    return "errors.jsonl" if prefix == "eval" else f"{prefix}_errors.jsonl"
+    def store(self, name: str, text: str) -> list[str]:
+        """Write this text into a file of the folder, and return its name; nothing if it could not be written."""
+        return _store(self.folder, name, text, self.on_error)
 
 
-def write(
-    examples: Sequence[Judged], prefix: str, unit: str, folder: Path, on_error: str
-) -> tuple[dict[str, float], list[str]]:
-    """Write every prediction, and the errors; return counts for the results, and lines for people.
+@dataclass(frozen=True)
+class Written:
+    """What was written of the examples of a split."""
 
-    `unit` is the word for several examples. Without anything that is judged, there is no file of errors: one of an
-    earlier run is removed. All wrong examples are in it, and of the others the LEAST_SURE first.
+    counts: Mapping[str, float]
+    """For the results."""
+    lines: Sequence[str]
+    """For people: the worst examples."""
+    files: Sequence[str]
+    """Names."""
+
+
+def write(examples: Sequence[Judged], prefix: str, unit: str, folder: Path, on_error: str) -> Written:
+    """Write every prediction, and the errors.
+
+    `unit` is the word for several examples. Without anything that is judged, there is no file of errors. All wrong
+    examples are in it, and of the others the LEAST_SURE first.
     """
     predictions = [{**one.line, **one.of_predictions} for one in examples]
-    _store(folder, f"{prefix}_predictions.jsonl", _json_lines(predictions), on_error)
+    files = _store(folder, f"{prefix}_predictions.jsonl", _json_lines(predictions), on_error)
     judged = sorted((one for one in examples if one.badness is not None), key=_badness, reverse=True)
     wrong, others = [one for one in judged if one.wrong], [one for one in judged if not one.wrong]
-    listed, name = [*wrong, *others[:LEAST_SURE]], errors_name(prefix)
+    listed, name = [*wrong, *others[:LEAST_SURE]], results.ERRORS[prefix]
     if not judged:
-        with output_files.stored(f"{name} of an earlier run cannot be removed", folder, on_error=on_error):
-            output_files.remove(folder / name)
-        return {}, []
-    _store(folder, name, _json_lines([one.line_of_errors for one in listed]), on_error)
+        return Written({}, [], files)
+    files += _store(folder, name, _json_lines([one.line_of_errors for one in listed]), on_error)
     tells_wrong = any(one.wrong is not None for one in judged)
     counts = {"wrong": len(wrong)} if tells_wrong else {}
     counts |= {"judged": len(judged), "listed": len(listed)}
     lines = _table(listed, f"{len(judged):,} {unit}", name, n_wrong=len(wrong) if tells_wrong else None)
-    return {f"{prefix}_{unit}_{count}": number for count, number in counts.items()}, lines
+    return Written({f"{prefix}_{unit}_{count}": number for count, number in counts.items()}, lines, files)
 
 
 def _badness(one: Judged) -> tuple[float, ...]:
@@ -204,9 +210,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _store(folder: Path, name: str, text: str, on_error: str) -> None:
-    with output_files.stored(f"{name} cannot be written", folder, on_error=on_error):
-        output_files.write_text(folder / name, text)
+def _store(folder: Path, name: str, text: str, on_error: str) -> list[str]:
+    return [name] if output_files.write_result(folder / name, text, on_error) else []
 
 
 def pooled(logits: np.ndarray, group_of: np.ndarray, pooling: Pooling = "mean") -> np.ndarray:

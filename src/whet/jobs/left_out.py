@@ -44,15 +44,14 @@ class LeftOut:
         if len(self.problems) > MAX_SHOWN:
             logger.warning("  and %s", plural(len(self.problems) - MAX_SHOWN, "more problem"))
 
-    def write(self, path: Path, on_error: str) -> None:
+    def write(self, path: Path, on_error: str) -> list[str]:
         """Write what was left out and why, one object for each problem; no file if there is none.
 
-        `on_error` as in `output_files.stored`.
+        Returns the name of the file if it was written. `on_error` as in `output_files.stored`.
         """
         if not self.problems:
-            return
+            return []
         entries = [
             asdict(one) | {"got": None if one.got is None else str(one.got)[:_LONGEST_GOT]} for one in self.problems
         ]
-        with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
-            output_files.write_text(path, json.dumps(entries, indent=2) + "\n")
+        return [path.name] if output_files.write_result(path, json.dumps(entries, indent=2) + "\n", on_error) else []

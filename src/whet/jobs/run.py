@@ -63,10 +63,11 @@ def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: floa
         printing.show([*table.lines(shown, metrics, folder, total_s), *lines])
 
 
-def outputs(folder: Path) -> dict[str, Path]:
-    """Return what the JSON object of a run names, if it is there at the end: its folder, and files to read on."""
-    names = {"results": "all_results.json", "errors": "errors.jsonl", "report": REPORT_NAME, "record": RECORD_NAME}
-    return {"folder": folder, **{word: folder / name for word, name in names.items()}}
+def name_outputs(folder: Path) -> None:
+    """Have the JSON object of a run name its folder, and of the files to read on those that the run writes."""
+    names = {"results": results.ALL, "errors": results.ERRORS["eval"], "report": REPORT_NAME, "record": RECORD_NAME}
+    json_output.add_outputs(folder=folder)
+    json_output.may_write(**{word: folder / name for word, name in names.items()})
 
 
 def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
@@ -80,7 +81,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
-    json_output.add_outputs(**outputs(Path(args.output_dir)))
+    name_outputs(Path(args.output_dir))
     asked, choice, recorded, upload = args, None, nullcontext(), None
     if job.auto:
         from whet.jobs.trial_processes import ordered, serve
@@ -149,13 +150,14 @@ _FREE = {
 }  # fmt: skip
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
-_READ_BYTES = 1 << 20
 
 
 def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
     """Return what all seeds have in common, and a resumed run must have too."""
+    from whet.jobs.used_again import digest
+
     task = {name: value for name, value in asdict(job).items() if name not in _FREE}
-    data = {name: _digest(Path(path)) for name in _FILES if (path := getattr(job, name))}
+    data = {name: digest([Path(path)]) for name in _FILES if (path := getattr(job, name))}
     found = task | {name: getattr(args, name) for name in _LENGTH} | data
     return json.loads(json.dumps(found))  # in the form that the record gives back
 
@@ -189,21 +191,11 @@ def _write_results(folder: Path, metrics: Mapping[str, Any], seeds: Mapping[int,
     results.save(str(folder), "all", metrics, combined=False)
     each = {f"seed-{seed}": {name: _plain(value) for name, value in own.items()} for seed, own in seeds.items()}
     summary = {"chosen_by": by, "best": f"seed-{metrics['best_seed']}", "metrics": each}
-    output_files.write_json(folder / "seeds.json", summary, indent=2, on_error="stop")
+    output_files.write_json(folder / results.SEEDS, summary, indent=2, on_error="stop")
 
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _digest(path: Path) -> str:
-    from xxhash import xxh3_128
-
-    digest = xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 _AGAIN = {"resume_from_checkpoint": "auto"}
@@ -235,7 +227,7 @@ def run_seeds(
     resumes = args.resume_from_checkpoint is not None
     known = {seed: _read_record(folder, settings, args) if resumes else None for seed, folder in folders.items()}
     precision = next((found["precision"] for found in known.values() if found is not None), args.precision)
-    results: list[Result] = []
+    found: list[Result] = []
     for n, (seed, folder) in enumerate(folders.items(), start=1):
         record = known[seed]
         printing.show([f"seed {seed} ({n} of {job.seeds}){', trained before' if record else ''}"])
@@ -247,20 +239,23 @@ def run_seeds(
                 chosen_by = chosen_by or task.best_by(record["metrics"], args)
                 output_files.write_json(folder / RECORD, record, indent=2, on_error="stop")
             precision = record["precision"]
-        results.append(Result(seed, record["metrics"], record["lines"]))
+        found.append(Result(seed, record["metrics"], record["lines"]))
         with _stops_with(f"{n} of {job.seeds} seeds are trained"):
             stop.check(Sync().stop_signal)
-    return _finish(args, chosen_by or task.best_by(results[0].metrics, args), results)
+    return _finish(args, chosen_by or task.best_by(found[0].metrics, args), found)
 
 
 def _train(
     task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], auto_as_in: str, choice: Any
 ) -> dict[str, Any]:
     """Return the record of a seed that has been trained and judged, in the precision that `auto_as_in` chose."""
+    from whet.jobs.used_again import UsedAgain
+
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         (folder / RECORD).unlink(missing_ok=True)
         begun = task.begin(job, args, examples)
+        begun.engine.events.add_callback(UsedAgain(Path(args.output_dir).parent).after_first_step())
         begun.engine.precision.chosen_in(auto_as_in)
         begun.chosen = None if choice is None else choice.as_json()
         metrics = begun.run()
@@ -270,39 +265,40 @@ def _train(
     return {"metrics": metrics, "lines": lines, "precision": precision}
 
 
-def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequence[Result]) -> tuple[Any, list[str]]:
+def _finish(args: TrainingArguments, best_by: tuple[str, bool], found: Sequence[Result]) -> tuple[Any, list[str]]:
     """Copy the files of the best seed to the output folder, and return its metrics with the spread of all."""
     name, greater = best_by
-    known = [one for one in results if not math.isnan(one.metrics[name])] or results
+    known = [one for one in found if not math.isnan(one.metrics[name])] or found
     best = (max if greater else min)(known, key=lambda one: one.metrics[name])
     folder = Path(args.output_dir)
+    results.forget(folder, says=False)
     output_files.copy_model(folder / f"seed-{best.seed}", folder, leave_out=_OWN)
     spread = {
-        f"{metric}_{word}": of([one.metrics[metric] for one in results])
-        for metric in _judged(results)
+        f"{metric}_{word}": of([one.metrics[metric] for one in found])
+        for metric in _judged(found)
         for word, of in (("mean", fmean), ("std", stdev))  # of a sample, as five seeds are one
     }
-    metrics = dict(best.metrics) | spread | {"seeds": len(results), "best_seed": best.seed}
+    metrics = dict(best.metrics) | spread | {"seeds": len(found), "best_seed": best.seed}
     with run_log.written_to(folder):
-        _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in results}, name)
-    return metrics, [*_table(name, best, results, spread), *best.lines]
+        _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in found}, name)
+    return metrics, [*_table(name, best, found, spread), *best.lines]
 
 
-def _judged(results: Sequence[Result]) -> list[str]:
+def _judged(found: Sequence[Result]) -> list[str]:
     """Return the metrics of evaluation and prediction that are no speeds or counts."""
     speeds = ("runtime", "per_second", "samples", "left_out", "_judged", "_listed")
     return [
         name
-        for name, value in results[0].metrics.items()
+        for name, value in found[0].metrics.items()
         if name.startswith(("eval_", "predict_")) and not name.endswith(speeds) and isinstance(value, int | float)
-        and all(name in one.metrics for one in results)
+        and all(name in one.metrics for one in found)
     ]  # fmt: skip
 
 
-def _table(name: str, best: Result, results: Sequence[Result], spread: Mapping[str, float]) -> list[str]:
+def _table(name: str, best: Result, found: Sequence[Result], spread: Mapping[str, float]) -> list[str]:
     rows = [
         f"  {f'seed {one.seed}':<24}{one.metrics[name]:.4f}{'  best: its model is kept' if one is best else ''}"
-        for one in results
+        for one in found
     ]
     words = name.removeprefix("eval_")
     of_all = {"mean": name, "mean, test": f"predict_{words}"}
@@ -311,7 +307,7 @@ def _table(name: str, best: Result, results: Sequence[Result], spread: Mapping[s
         for label, metric in of_all.items()
         if f"{metric}_mean" in spread
     ]
-    return [f"{words} of {len(results)} seeds", *rows, *means]
+    return [f"{words} of {len(found)} seeds", *rows, *means]
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
+from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
@@ -74,9 +75,10 @@ class TaskRun:
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.defer_signals()
-        logged, recorded = run_log.written_to(self.args.output_dir), self._recorded()
-        with trackers_closed(self.engine), logged, recorded, printing.before_a_table():
+        logged = run_log.written_to(self.args.output_dir)
+        with trackers_closed(self.engine), logged, self._recorded(), printing.before_a_table():
             if self.args.do_train:
+                self.engine.events.add_callback(self._before.after_first_step())
                 trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.engine.sync.stop_signal)
@@ -86,6 +88,10 @@ class TaskRun:
             if self.args.do_train:
                 self._write_card()
         return self.metrics
+
+    @cached_property
+    def _before(self) -> UsedAgain:
+        return UsedAgain(self.args.output_dir)
 
     def uploads_by(self, upload: Any) -> None:
         """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
@@ -118,14 +124,17 @@ class TaskRun:
         engine, args = self.engine, self.args
         if not args.should_save:
             return nullcontext()
-        recorder = record.Recorder(args.output_dir, self._facts)
+        is_other = not args.do_train and self._before.judging(self.asked.model_name_or_path)
+        more = {record.OTHER_MODEL: True} if is_other else {}
+        recorder = record.Recorder(args.output_dir, {**self._facts, **more})
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
         engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
         return recorder.ends(self.metrics)
 
     def _save_training(self, metrics: dict[str, Any]) -> None:
         """Save the trained model, its metrics and the counters."""
-        self.engine.save_model()
+        with self._before.saving_model():
+            self.engine.save_model()
         self._record("train", metrics)
         self.engine.save_state()
         self._write_card()
@@ -156,19 +165,20 @@ class TaskRun:
         part, prefix = self.parts[split], SPLITS[split].prefix
         found = part.judge.judge(self.engine, prefix)
         folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
-        counts, lines = judging.write(found.examples, prefix, part.unit, folder, on_error)
-        self.worst += lines
-        self._record(split, {**found.metrics, **counts})
+        written = judging.write(found.examples, prefix, part.unit, folder, on_error)
+        self.worst += written.lines
+        self._record(split, {**found.metrics, **written.counts}, [*found.files, *written.files])
 
-    def _record(self, split: str, metrics: dict[str, Any]) -> None:
+    def _record(self, split: str, metrics: dict[str, Any], files: Sequence[str] = ()) -> None:
         part, prefix = self.parts[split], SPLITS[split].prefix
         metrics = metrics | {f"{prefix}_samples": part.n_samples}
         if part.left_out.n_rows:
             metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
-        part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
+        path = Path(self.args.output_dir) / f"{prefix}_left_out.json"
+        left_out = part.left_out.write(path, self.args.save_error_policy)
         if self.engine.state.epoch is not None:
             metrics["epoch"] = self.engine.state.epoch
-        self.engine.save_metrics(prefix, metrics)
+        self.engine.save_metrics(prefix, metrics, [*files, *left_out])
         self.metrics |= metrics
 
 

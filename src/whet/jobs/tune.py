@@ -39,7 +39,7 @@ from whet.jobs.task import Task
 from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
 from whet.optional import extra, require
 from whet.watch import files as output_files
-from whet.watch import lock, printing, record, stop
+from whet.watch import lock, printing, record, results, stop
 
 _JOURNAL = "tune.journal"
 _SUMMARY, _PICTURE = "tune.json", "tune.svg"
@@ -87,8 +87,9 @@ def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArgumen
         from whet.jobs import hub_upload
 
         upload = hub_upload.begin(args, job)
-    files = {"folder": Path(), "summary": Path(_SUMMARY), "picture": Path(_PICTURE)}
-    json_output.add_outputs(**{name: Path(args.output_dir) / path for name, path in files.items()})
+    json_output.add_outputs(folder=args.output_dir)
+    output = Path(args.output_dir)
+    json_output.may_write(summary=output / _SUMMARY, picture=output / _PICTURE)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         stop.defer_signals()
         search = _Search(optuna, task, asked, job, args, space, folder)
@@ -383,6 +384,7 @@ class _Search:
                 fix="give more time in --time_limit, or see run.log in the folders of the trials",
             )
         source = self._folder / f"trial-{best.number}"
+        results.forget(self._folder, says=False)
         output_files.copy_model(source, self._folder)
         card = self._folder / "README.md"
         with suppress(OSError):

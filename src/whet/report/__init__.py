@@ -7,6 +7,7 @@ imported.
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet import console
+from whet.config.ranks import here
 from whet.config.rules.training import REPORT_NAME
 from whet.errors import ConfigError, escape_controls
 from whet.log import logger
@@ -30,7 +32,7 @@ def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
 
     found = runs.name_apart([runs.read(folder) for folder in folders])
     path = path or (Path(folders[0]) if len(folders) == 1 else Path()) / REPORT_NAME
-    _require_free(path, f'content="{page.GENERATOR}'.encode())
+    _require_free(path)
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         output_files.write_text(path, page.render(found, curves.draw(found), bars.draw(found), path.parent))
@@ -63,21 +65,39 @@ def written_after(folder: Path) -> Iterator[None]:
         printing.show([label + console.shorten(path, console.width() - len(label))])
 
 
-def _is_under_way(folder: Path) -> bool:
-    """Return whether the run has steps enough for a curve."""
-    from whet.report.runs import read
+def remove(folder: Path) -> None:
+    """Remove the page of an earlier run from the folder; a file that is no such page stays, and so does a link."""
+    path = folder / REPORT_NAME
+    with suppress(OSError):
+        if here().is_first and stat.S_ISREG(path.lstat().st_mode) and _is_page(path):
+            path.unlink()
 
-    return len(read(folder).steps) > 1
+
+def _is_under_way(folder: Path) -> bool:
+    """Return whether this process records a run in the folder which has steps enough for a curve."""
+    from whet.watch import record
+
+    found = record.read(folder)
+    return found.last.begin.get("pid") == os.getpid() and len(found.steps) > 1
 
 
 def _write_all(folder: Path) -> None:
-    seeds = sorted(folder.glob("seed-*/")) if (folder / "seeds.json").is_file() else []
+    from whet.report import runs
+
+    seeds = [folder / name for name in runs.seeds_in(folder)]
     for seed in seeds:
         write([seed])
     write(seeds or [folder], folder / REPORT_NAME)
 
 
-def _require_free(path: Path, mark: bytes) -> None:
+def _is_page(path: Path) -> bool:
+    """Return whether the file has the mark of whet's pages."""
+    from whet.report import page
+
+    return f'content="{page.GENERATOR}'.encode() in path.read_bytes()[:4096]
+
+
+def _require_free(path: Path) -> None:
     """Raise ConfigError if a page here would replace a folder, or a file without the mark of whet's pages.
 
     What else has this name, such as a link, is only another name, and replaced.
@@ -87,7 +107,7 @@ def _require_free(path: Path, mark: bytes) -> None:
     except FileNotFoundError:
         return
     is_only_name = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-    if stat.S_ISDIR(status.st_mode) or (is_only_name and mark not in path.read_bytes()[:4096]):
+    if stat.S_ISDIR(status.st_mode) or (is_only_name and not _is_page(path)):
         raise ConfigError(
             what="there is a folder of this name" if path.is_dir() else "the file is not a report of whet",
             got=str(path),

@@ -2,7 +2,9 @@
 
 Read are `run.jsonl`, which whet's commands write, and whet.Trainer if asked; otherwise `trainer_state.json`, which any
 Trainer writes; the metrics of `all_results.json`; the worst examples of `errors.jsonl`; and the confusion matrices.
-Links are not followed: a report must not carry files out that the folder only points to.
+Links are not followed: a report must not carry files out that the folder only points to. Results that are older than
+the last step of the training that the record has are of an earlier model, and are left out: a script may train in a
+folder that was used before.
 """
 
 from __future__ import annotations
@@ -19,13 +21,12 @@ from typing import Any
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError
 from whet.watch import record
-from whet.watch.record import Step
+from whet.watch.record import Attempt, Step
+from whet.watch.results import ALL as RESULTS
+from whet.watch.results import ERRORS, SEEDS, STATE
 
 WORST = 500
 """Examples of a split that a report shows; the others are counted."""
-STATE, RESULTS = "trainer_state.json", "all_results.json"
-ERRORS = {"eval": "errors.jsonl", "predict": "predict_errors.jsonl"}
-"""Prefix of a split's metrics -> the file of its worst examples."""
 SPLITS = {"eval": "validation", "start": "validation before training", "predict": "test", "train": "training"}
 """Prefix of a split's metrics -> the words for the split."""
 TIMES = {"data": "data", "forward_backward": "forward and backward", "update": "update of the weights",
@@ -92,6 +93,12 @@ class Run:
     confusions: list[Confusion] = field(default_factory=list)
     read_from: list[str] = field(default_factory=list)
     """The files that were there."""
+    changed_s: float | None = None
+    """When the model changed last, by the record: what is older is of an earlier one."""
+    recorded: list[Mapping[str, Any]] = field(default_factory=list)
+    """The metrics that were recorded since then."""
+    agreed: set[str] = field(default_factory=set)
+    """Prefixes of the splits whose results are those of the record."""
     lacks: list[Lack] = field(default_factory=list)
 
     @property
@@ -185,7 +192,7 @@ def judges(metric: str) -> bool:
 
 def _read_record(run: Run) -> None:
     try:
-        if not _is_file(run.folder / RECORD_NAME):
+        if not _is_file(run.folder / RECORD_NAME) or seeds_in(run.folder):  # each seed has a record of its own
             raise ConfigError.of([record.no_record(run.folder)])
         found = record.read(run.folder)
     except ConfigError:
@@ -197,13 +204,54 @@ def _read_record(run: Run) -> None:
     run.read_from.append(RECORD_NAME)
     run.begin, run.forecast, run.end = found.training.begin, found.training.forecast, found.training.end or {}
     run.steps = found.steps
-    run.evaluations = _by_step((one.step, one.metrics) for one in found.evaluations)
+    run.evaluations = _by_step(_evaluations(found.run))
+    _read_changes(run, found.run)
     for attempt in found.run:
         if isinstance(resumed_from := attempt.begin.get("resumed_from"), int):
             run.resumed_at.append(resumed_from)
         for step in attempt.steps:
             for part, seconds in step.seconds.items():
                 run.seconds[part] = run.seconds.get(part, 0.0) + (seconds if math.isfinite(seconds) else 0.0)
+
+
+def _evaluations(attempts: Sequence[Attempt]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the step and the metrics of every evaluation; one without training is of the model trained before it."""
+    last = 0
+    for attempt in attempts:
+        last = max([last, *(one.step for one in attempt.steps)]) if attempt.trains else last
+        yield from ((one.step if attempt.trains else last, one.metrics) for one in attempt.evaluations)
+
+
+def _read_changes(run: Run, attempts: Sequence[Attempt]) -> None:
+    """Take when the model changed last, and what was measured since."""
+    for attempt in attempts:
+        if attempt.trains and run.changed_s is None:
+            run.changed_s = number(attempt.begin.get("time"))
+        if attempt.steps:
+            run.changed_s, run.recorded = attempt.steps[-1].time, []
+        last = attempt.steps[-1].step if attempt.steps else 0
+        run.recorded += [one.metrics for one in attempt.evaluations if one.step >= last or not attempt.trains]
+        run.recorded += [attempt.end["metrics"]] if attempt.end else []
+
+
+def _is_earlier(run: Run, path: Path, prefix: str) -> bool:
+    """Return whether what the file says of a split is of an earlier model."""
+    return run.changed_s is not None and prefix not in run.agreed and path.stat().st_mtime < run.changed_s
+
+
+def _agrees(own: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Return whether the record has a metric of these, and none with another value."""
+    both = own.keys() & recorded.keys()
+    return bool(both) and all(str(own[name]).lower() == str(recorded[name]).lower() for name in both)
+
+
+def seeds_in(folder: Path) -> list[str]:
+    """Return the names of the folders of the seeds that the output folder's model is the best of; none without."""
+    try:
+        found = json.loads((folder / SEEDS).read_bytes())["metrics"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return sorted(name for name in found if re.fullmatch(r"seed-\d+", name) and (folder / name).is_dir())
 
 
 def _by_step(evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, dict[str, Any]]:
@@ -217,7 +265,8 @@ def _by_step(evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, 
 
 def _read_history(run: Run) -> Mapping[str, Any]:
     """Take the log of a Trainer where the run has no record of its own; return the last metrics in it."""
-    path = _state_file(run.folder)
+    is_recorded = run.changed_s is not None or record.OTHER_MODEL in run.begin
+    path = None if is_recorded else _state_file(run.folder)  # it may be the state of an earlier training
     state = {} if path is None else _object(path, run)
     history = state.get("log_history")
     entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
@@ -226,7 +275,7 @@ def _read_history(run: Run) -> Mapping[str, Any]:
             run.lacks.append(
                 ("the curves of the training", f"there is no {STATE}: call trainer.save_state(), or train with whet")
             )
-        return {}
+        return [*run.evaluations.values()][-1] if is_recorded and run.evaluations else {}
     run.read_from.append(str(path.relative_to(run.folder)))
     entries = [one for one in entries if isinstance(one.get("step"), int)]
     evaluations = _by_step((one["step"], one) for one in entries)
@@ -262,7 +311,7 @@ def _read_metrics(run: Run, logged: Mapping[str, Any]) -> None:
     path = run.folder / RESULTS
     if _is_file(path):
         run.read_from.append(RESULTS)
-        run.metrics = _object(path, run)
+        _take_results(run, path)
         return
     ended = run.end.get("metrics")
     run.metrics = dict(ended) if isinstance(ended, dict) else dict(logged)
@@ -270,10 +319,31 @@ def _read_metrics(run: Run, logged: Mapping[str, Any]) -> None:
         run.lacks.append(("the final metrics", f"there is no {RESULTS}: evaluate with --do_eval"))
 
 
+def _take_results(run: Run, path: Path) -> None:
+    """Take the results of each split, or what the record has of it if they are of an earlier model.
+
+    A script adds results of one split to those of others: how old they are, the file of each split says.
+    """
+    by_split: dict[str, dict[str, Any]] = {}
+    for name, value in _object(path, run).items():
+        prefix = name.partition("_")[0]
+        is_split = prefix in SPLITS or _is_file(path.with_name(f"{prefix}_results.json"))
+        by_split.setdefault(prefix if is_split else "train", {})[name] = value
+    run.agreed = {split for split, own in by_split.items() if any(_agrees(own, one) for one in run.recorded)}
+    run.agreed |= {"start"} if "eval" in run.agreed else set()
+    for split, own in by_split.items():
+        file = path.with_name(f"{'eval' if split == 'start' else split}_results.json")
+        if _is_earlier(run, file if _is_file(file) else path, split):
+            words = SPLITS.get(split, split)
+            run.lacks.append((f"what {path.name} says of the {words} split", "it is of an earlier model"))
+            own = {name: value for one in run.recorded for name, value in one.items() if name.startswith(f"{split}_")}
+        run.metrics |= own
+
+
 def _read_examples(run: Run) -> None:
     for prefix, name in ERRORS.items():
         path, damaged = run.folder / name, []
-        if not _is_file(path):
+        if not _is_file(path) or _is_earlier(run, path, prefix):
             if prefix == "eval":
                 how = "--do_eval writes it; for a trained model, --model_name_or_path OUT --do_eval without --do_train"
                 if any(metric.startswith("eval_") for metric in run.metrics):
@@ -303,7 +373,7 @@ def _read_confusions(run: Run) -> None:
     for prefix in ERRORS:
         name = f"{prefix}_confusion.csv"
         path = run.folder / name
-        if not _is_file(path):
+        if not _is_file(path) or _is_earlier(run, path, prefix):
             continue
         try:
             with path.open(encoding="utf-8", newline="") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -26,6 +26,18 @@ def does_something(callbacks: Iterable[Any], event: str) -> bool:
     methods = (getattr(callback, event, None) for callback in callbacks)
     nothing = getattr(TrainerCallback, event)
     return any(method is not None and getattr(method, "__func__", method) is not nothing for method in methods)
+
+
+class FirstStep(TrainerCallback):
+    """Calls a function once a process has taken its first optimizer step: the model is another one then."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 class Events:

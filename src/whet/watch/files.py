@@ -73,10 +73,22 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: str) -> None:
-    """Replace the file by these values as JSON; create its folder if needed; `on_error` as in `stored`."""
+    """Replace the file by these values as JSON, as `write_result` does."""
+    write_result(path, json.dumps(values, indent=indent, sort_keys=True) + "\n", on_error)
+
+
+def write_result(path: Path, text: str, on_error: str) -> bool:
+    """Replace the file by one with this text, and return whether that worked; create its folder if needed.
+
+    `on_error` as in `stored`. A run that continues without the file removes the old one: it would pass for its own.
+    """
     with stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(values, indent=indent, sort_keys=True) + "\n")
+        write_text(path, text)
+        return True
+    with suppress(OSError):
+        remove(path)
+    return False
 
 
 def write_model(folder: Path, write: Callable[[Path], None]) -> None:

@@ -40,6 +40,8 @@ from whet.version import __version__
 from whet.watch import files as output_files
 from whet.watch import stop
 
+OTHER_MODEL = "other_model"
+"""A fact of the line `begin`: a run only judges, and not the model that the results in its folder were of."""
 EVERY_S = 10.0
 """A line is written this often, by a run whose steps are faster."""
 LARGEST_BYTES = 50_000_000
@@ -416,9 +418,14 @@ class RunRecord:
 
     @property
     def run(self) -> list[Attempt]:
-        """The attempts of the newest run: the last that began to train at its first step, and what came after it."""
+        """The attempts of the newest run: the last that began to train at its first step, and what came after it.
+
+        An attempt that judges another model begins a run, too.
+        """
         starts = [
-            number for number, one in enumerate(self.attempts) if one.trains and one.begin.get("resumed_from") is None
+            number
+            for number, one in enumerate(self.attempts)
+            if (one.trains and one.begin.get("resumed_from") is None) or one.begin.get(OTHER_MODEL)
         ]
         return self.attempts[starts[-1] if starts else 0 :]
 

@@ -21,7 +21,9 @@ RECORD_NAME = "run.jsonl"
 """The record of the runs in output_dir, for `whet watch`. A run that fails before its first save leaves it behind."""
 REPORT_NAME = "report.html"
 """The page about the run in output_dir. One that fails before its first save leaves it behind."""
-NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME})
+OWNER_NAME = "results_of.json"
+"""Of which model the results in output_dir are. A run that fails before its first results leaves it behind."""
+NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME, OWNER_NAME})
 """Files that do not count as content of an output_dir."""
 
 

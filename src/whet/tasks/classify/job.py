@@ -407,24 +407,26 @@ class ClassifyJudge(PredictionJudge):
             )
         return judged
 
-    def write(self, examples: Sequence[Judged], prefix: str) -> None:
+    def write(self, examples: Sequence[Judged], prefix: str) -> list[str]:
         """Write the predictions of a test split as run_classification.py does, and the confusion matrix."""
+        written = []
         if prefix == "predict":
             lines = (f"{n}\t{_shown(one.of_predictions)}\n" for n, one in enumerate(examples))
-            self.store("predict_results.txt", "index\tprediction\n" + "".join(lines))
+            written += self.store("predict_results.txt", "index\tprediction\n" + "".join(lines))
         if self.split.labels is not None and self.decision.scheme.kind == "single_label_classification":
             index = {name: n for n, name in enumerate(self.decision.scheme.names)}
-            self._confusion(np.asarray([index[one.predicted] for one in examples]), prefix)
+            written += self._confusion(np.asarray([index[one.predicted] for one in examples]), prefix)
+        return written
 
     def _pooled(self, predictions: Any) -> np.ndarray:
         return pooled(logits_of(predictions), self.split.rows.text_of, self.decision.pooling)
 
-    def _confusion(self, found: np.ndarray, prefix: str) -> None:
+    def _confusion(self, found: np.ndarray, prefix: str) -> list[str]:
         assert self.split.labels is not None
         names = self.decision.scheme.names
         counts = metrics.confusion(self.split.labels, found, len(names))
         self.tables += confusion_table(counts, names)
-        self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
+        return self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
 
 
 def _shown(entry: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from whet.jobs.judging import write
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import settings_with_sources
+from whet.jobs.used_again import UsedAgain
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.loading.quiet import quiet
@@ -507,6 +508,11 @@ def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, A
         "command": None if command is None else command.text,
         "task": plan.task,
         "settings": settings_with_sources(job, args, sources),
+        "model": {
+            "name": job.model_name_or_path,
+            "parameters": sum(one.numel() for one in plan.model.parameters()),
+            "trainable": sum(one.numel() for one in plan.model.parameters() if one.requires_grad),
+        },
     }
 
 
@@ -524,7 +530,7 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, plan.judge)
+    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan))
 
 
 def _judged_on(pairs: Pairs) -> str:
@@ -631,6 +637,8 @@ class PairRun:
     examples: Mapping[str, Pairs]
     """By split."""
     judge: PairJudge | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the record of the run begins with."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """How the trained model is used: kept next to it, for `whet predict`."""
     before: dict[str, float] = field(default_factory=dict)
@@ -638,6 +646,10 @@ class PairRun:
     after: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     worst: Sequence[str] = ()
+    _recorder: record.Recorder | None = None
+    """Of a run that only judges."""
+    _files: Sequence[str] = ()
+    """What was written of the examples of the validation split."""
 
     def uploads_by(self, upload: Any) -> None:
         """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
@@ -646,13 +658,34 @@ class PairRun:
     def run(self) -> dict[str, Any]:
         """Evaluate, train, evaluate again; write the model and every result; return all metrics."""
         stop.defer_signals()
+        with run_log.written_to(self.args.output_dir), self._recorded():
+            return self._run()
+
+    @cached_property
+    def _before(self) -> UsedAgain:
+        return UsedAgain(self.args.output_dir)
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record a run that only judges; the trainer records a training."""
+        if self.args.do_train or not self.args.should_save:
+            yield
+            return
+        is_other = self._before.judging(self.facts["model"]["name"])
+        more = {record.OTHER_MODEL: True} if is_other else {}
+        self._recorder = record.Recorder(self.args.output_dir, {**self.facts, "machine": record.machine(), **more})
+        with self._recorder.ends(self.metrics):
+            yield
+
+    def _run(self) -> dict[str, Any]:
         args = self.args
-        with run_log.written_to(args.output_dir), printing.before_a_table(), _without_bars():
+        with printing.before_a_table(), _without_bars():
             if args.do_eval and args.do_train:
                 self.before = self._evaluate()
                 stop.check(lambda name: name)
             if args.do_train:
                 printing.show_wrapped(self.trainer.choose_products())
+                self.trainer.add_callback(self._before.after_first_step())
                 trained = self.trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
                 self._save(dict(trained.metrics))
             if args.do_eval:
@@ -660,6 +693,8 @@ class PairRun:
                 counts = self._list_worst()
                 found = {f"eval_{name}": value for name, value in self.after.items()}
                 found |= {f"start_{name}": value for name, value in self.before.items()}
+                if self._recorder is not None:
+                    self._recorder.evaluation(0, found)
                 self._record("validation", found | counts | {"eval_samples": len(self.examples["validation"])})
                 if args.do_train:
                     with output_files.stored("README.md cannot be written", Path(args.output_dir)):
@@ -681,11 +716,13 @@ class PairRun:
         if self.judge is None:
             return {}
         folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
-        counts, self.worst = write(self.judge.examples(self.trainer.model), "eval", self.judge.unit, folder, on_error)
-        return counts
+        written = write(self.judge.examples(self.trainer.model), "eval", self.judge.unit, folder, on_error)
+        self.worst, self._files = written.lines, written.files
+        return dict(written.counts)
 
     def _save(self, metrics: dict[str, Any]) -> None:
-        self.trainer.save_model()
+        with self._before.saving_model():
+            self.trainer.save_model()
         self._record("train", metrics | {"train_samples": len(self.examples["train"])})
         self.trainer.save_state()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
@@ -697,6 +734,8 @@ class PairRun:
         left_out = self.examples[split].left_out
         if left_out.n_rows:
             metrics[f"{prefix}_pairs_left_out"] = left_out.n_rows
-        left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
-        results.save(self.args.output_dir, prefix, metrics, on_error=self.args.save_error_policy)
+        on_error = self.args.save_error_policy
+        files = left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", on_error)
+        files += self._files if split == "validation" else ()
+        results.save(self.args.output_dir, prefix, metrics, files=files, on_error=on_error)
         self.metrics |= metrics

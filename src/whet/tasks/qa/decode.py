@@ -218,7 +218,7 @@ def decode(questions: Questions, windows: Windows, scores: SpanScores, options: 
 
 
 def write_predictions(predictions: Predictions, folder: Path, prefix: str, *, on_error: str = "stop") -> list[Path]:
-    """Write the JSON files that the guides' script writes, and return their paths.
+    """Write the JSON files that the guides' script writes, and return the paths of those that were written.
 
     `{prefix}_predictions.json`, `{prefix}_nbest_predictions.json` and, for SQuAD v2.0, `{prefix}_null_odds.json`; the
     folder is made if need be. Raises OutputError if that is not possible, and StorageError if the disk refuses a file,
@@ -237,10 +237,11 @@ def write_predictions(predictions: Predictions, folder: Path, prefix: str, *, on
             why="the folder must exist or be creatable, and be writable",
             fix="choose another --output_dir",
         ) from error
-    for path, content in paths.items():
-        with output_files.stored(f"{path.name} cannot be written", folder, on_error=on_error):
-            output_files.write_text(path, json.dumps(content, indent=4) + "\n")
-    return list(paths)
+    return [
+        path
+        for path, content in paths.items()
+        if output_files.write_result(path, json.dumps(content, indent=4) + "\n", on_error)
+    ]
 
 
 def _with_null(kept: Candidates, nulls: Candidates) -> Candidates:

@@ -70,25 +70,27 @@ class Judge:
 
     def judge(self, engine: Engine, prefix: str) -> Judgement:
         """Return the metrics of the engine's model and every question, and write the files of run_qa.py."""
-        found: list[Predictions] = []
+        found: list[tuple[Predictions, list[Path]]] = []
 
         def metrics(engine: Engine) -> dict[str, float]:
             found.append(self._predictions(engine))
-            return self._metrics(found[0])
+            return self._metrics(found[0][0])
 
-        return Judgement(engine.evaluate(self.split.rows, prefix, metrics), self._examples(found[0]))
+        measured = engine.evaluate(self.split.rows, prefix, metrics)
+        predictions, paths = found[0]
+        return Judgement(measured, self._examples(predictions), [path.name for path in paths])
 
     def __call__(self, engine: Engine) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set without answers."""
-        return self._metrics(self._predictions(engine))
+        return self._metrics(self._predictions(engine)[0])
 
-    def _predictions(self, engine: Engine) -> Predictions:
+    def _predictions(self, engine: Engine) -> tuple[Predictions, list[Path]]:
         objective = getattr(engine.objective, "plain", engine.objective)  # a student evaluates what it answers alone
         assert isinstance(objective, SpanObjective)
         outputs = engine.forward_batches(self.split.rows)
         predictions = predict(objective, outputs, self.split, self.options, engine.sync)
-        write_predictions(predictions, self.folder, self.prefix, on_error=engine.args.save_error_policy)
-        return predictions
+        on_error = engine.args.save_error_policy
+        return predictions, write_predictions(predictions, self.folder, self.prefix, on_error=on_error)
 
     def _metrics(self, predictions: Predictions) -> dict[str, float]:
         questions, version_2 = self.split.questions, self.options.version_2_with_negative

@@ -492,11 +492,12 @@ class TagJudge(PredictionJudge):
             of_errors={"expected": missed, "predicted": made_up, "wrong_words": wrong_words},
         )
 
-    def write(self, examples: Sequence[Judged], prefix: str) -> None:
+    def write(self, examples: Sequence[Judged], prefix: str) -> list[str]:
         """Write the tags of a test split as run_ner.py does: a sentence a line."""
-        if prefix == "predict":
-            lines = (" ".join(tag for tag in one.predicted if tag is not None) for one in examples)
-            self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
+        if prefix != "predict":
+            return []
+        lines = (" ".join(tag for tag in one.predicted if tag is not None) for one in examples)
+        return self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
 
     def _of_words(self, predictions: Any) -> Found:
         return words_of(self.split, predictions, self.pooling)

@@ -1,0 +1,80 @@
+"""An output folder that is used again: what earlier runs said there must not pass for what this run says.
+
+The results in the folder are of one model (`watch/results.py`). Here a run says when that model becomes another one:
+a training that has taken its first step has changed it, and a run that only judges may judge another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from whet import report
+from whet.config.ranks import here
+from whet.watch import results
+from whet.watch.events import FirstStep
+
+_WEIGHTS = ("model*.safetensors", "adapter_model.safetensors", "[0-9]_*/model*.safetensors")
+"""The files with the weights of a model, those of sentence-transformers' modules among them."""
+_READ_BYTES = 1 << 20
+
+
+class UsedAgain:
+    """The results of earlier runs in an output folder, for one run in it; rank 0 reads and removes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._has_stepped = False
+
+    def after_first_step(self) -> FirstStep:
+        """Return the callback that removes what was said of the model before the training."""
+        return FirstStep(self._forget)
+
+    @contextmanager
+    def saving_model(self) -> Iterator[None]:
+        """Note the model that is saved within the block; a training that took no step may have left another one."""
+        before = None if self._has_stepped else _checksum_in(self._folder)
+        yield
+        if (saved := _checksum_in(self._folder)) is not None:
+            results.settle(self._folder, saved, before)
+
+    def judging(self, model: str) -> bool:
+        """Note the model that is judged without training; return whether what was there was said of another one.
+
+        A model of the hub is known by its name, one in a folder by its weights, wherever the folder lies.
+        """
+        if not here().is_first:
+            return False
+        own, judged = _checksum_in(self._folder), _checksum_in(Path(model))
+        return results.settle(self._folder, judged or xxhash.xxh3_128_hexdigest(model.encode()), own)
+
+    def _forget(self) -> None:
+        self._has_stepped = True
+        forget(self._folder)
+
+
+def forget(folder: Path) -> None:
+    """Remove the results in the folder, and its report."""
+    results.forget(folder)
+    report.remove(folder)
+
+
+def digest(paths: list[Path]) -> str:
+    """Return a checksum of the content of these files."""
+    found = xxhash.xxh3_128()
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(_READ_BYTES):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def _checksum_in(folder: Path) -> str | None:
+    """Return a checksum of the weights of the model in this folder; None if there are none, and on other ranks."""
+    if not here().is_first:
+        return None
+    weights = [path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern)) if path.is_file()]
+    return digest(weights) if weights else None
