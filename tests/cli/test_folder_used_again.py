@@ -217,3 +217,22 @@ def test_seeds_and_a_single_run_do_not_mix(place: Path, out: Path, do: Do) -> No
     assert load(out, "all_results.json") == found["metrics"]
     assert not _are_there(out, "seeds.json")
     assert "seed-42" not in (out / "report.html").read_text("utf-8")
+
+
+def test_a_checkpoint_alone_is_read_as_its_training_read(place: Path, tmp_path: Path) -> None:
+    """One of a run that was killed has no finished model around it, and one may be copied elsewhere."""
+    many = [{"text": row["text"], "label": [row["label"]]} for row in topic_rows()]
+    data = write_lines(tmp_path / "many.jsonl", many)
+    texts = write_csv(tmp_path / "long.csv", [{"text": " ".join(row["text"] for row in topic_rows()[:9])}])
+    line = words("classify", place / "model", tmp_path / "out", "--do_train", train_file=data, max_steps=4,
+                 save_strategy="steps", save_steps=2, max_seq_length=16, doc_stride=4, window_pooling="max",
+                 threshold=0.45)  # fmt: skip
+    assert run(line) == 0
+    alone = Path(shutil.copytree(tmp_path / "out" / "checkpoint-4", tmp_path / "alone"))
+    found = []
+    for model in (tmp_path / "out", alone):
+        output = tmp_path / f"{model.name}.jsonl"
+        assert run(["predict", str(model), "--file", str(texts), "--output", str(output)]) == 0
+        found.append(output.read_text("utf-8"))
+    assert found[0] == found[1]
+    assert load(alone, "whet_task.json") == load(tmp_path / "out", "whet_task.json")

@@ -371,3 +371,84 @@ def test_command_trains_a_script(tmp_path: Path) -> None:
     assert "times as fast per place of the batch" in said[-1]
     assert found["off"] == found["plain"]
     assert found["on"]["losses"] == pytest.approx(found["plain"]["losses"], rel=TOLERANCE)
+
+
+_INSIDE = """
+from accelerate import Accelerator
+from torch.nn.functional import normalize
+
+def mixed(states):
+    return 0.7 * states + 0.3 * states.flip(0)
+
+def put(model, name, step):
+    block = model.bert.encoder.layer[0]
+    if name == "forward hook" or (name == "late hook" and step == 3):
+        block.register_forward_hook(lambda module, given, out: mixed(out))
+    if name == "backward hook":
+        block.register_full_backward_hook(lambda module, grads, _: tuple(g if g is None else mixed(g) for g in grads))
+    if name == "captured states":
+        block.register_forward_hook(lambda module, given, out: seen.update(it=out))
+    if name == "captured attention":
+        block.attention.self.register_forward_hook(lambda module, given, out: seen.update(it=out[1]))
+    if name == "patched block":
+        forward = block.forward
+        block.forward = lambda *given, **named: mixed(forward(*given, **named))
+    if name == "own block":
+        class Own(type(block)):
+            def forward(self, *given, **named):
+                return mixed(super().forward(*given, **named))
+        model.bert.encoder.layer[0] = Own(model.config)
+    if name == "token types":
+        model.bert.embeddings.token_type_ids.fill_(1)
+    if name == "positions":
+        model.bert.embeddings.position_ids = (torch.arange(80) % 8)[None]
+
+def more(model, name, loss):
+    if name == "captured states":
+        first = normalize(seen["it"][:, 0], dim=-1)
+        return (first @ first.T).exp().mean()
+    if name == "captured attention":
+        return seen["it"].square().mean()
+    if name == "gradient penalty":
+        table = model.bert.embeddings.word_embeddings.weight
+        return torch.autograd.grad(loss, [table], create_graph=True)[0].square().sum()
+    return 0.0
+
+data = list(rows(4 * N, lambda k: {"labels": k % 2}))
+found, seen = {}, {}
+for name in NAMES:
+    set_seed(1)
+    model = BertForSequenceClassification(config(attn_implementation="eager")).train()
+    put(model, name, 0)
+    accelerator, optimizer = Accelerator(cpu=True), torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    found[name] = []
+    for step in range(N):
+        if step:
+            put(model, "late hook" if name == "late hook" else None, step)
+        some = data[4 * step : 4 * step + 4]
+        batch = {key: torch.stack([torch.as_tensor(one[key]) for one in some]) for key in some[0]}
+        loss = model(**batch).loss
+        loss = loss + more(model, name, loss)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[name].append(loss.item())
+print(json.dumps(found))
+"""
+_SEEN = ("forward hook", "late hook", "backward hook", "captured states", "captured attention")
+_OWN = {"patched block": "itself", "own block": "itself", "gradient penalty": "create_graph"}
+
+
+def test_hooks_and_parts_of_a_script_get_its_rows(tmp_path: Path) -> None:
+    """They may mix the rows of a batch, or take a place of each: all rows in one would train another model."""
+    names = [*_SEEN, *_OWN, "token types", "positions"]
+    text = f"NAMES = {names!r}\n{_INSIDE}"
+    plain, _ = script(tmp_path, text, run=False)
+    run, (report,) = script(tmp_path, text, run=True)
+    for name, losses in plain.items():
+        assert run[name] == pytest.approx(losses, rel=TOLERANCE), name
+    left = {name: one.left for name, one in zip(names, report.models, strict=True)}
+    assert all(left[name] is None for name in _SEEN)
+    assert any("hooks inside the encoder" in note for note in report.notes)
+    assert all(said in str(left[name]) for name, said in _OWN.items())

@@ -93,6 +93,8 @@ class Engine:
         self.objective = ready.objective if spec.objective is None else spec.objective(ready)
         self.precision = PrecisionChoice(ready.precision)
         self.state = new_counters(spec.args, self.sync.place)
+        self.files: dict[str, str] = {}
+        """Small files by name that each checkpoint of a training holds, next to what every model has."""
         self._loop, self._has_trained = None, False
         self._shows_start = True
         """Whether an evaluation shows the first lines: not after those of a training, or of another evaluation."""
@@ -116,7 +118,7 @@ class Engine:
         return Prepared(
             args=self.args, model=self.model, objective=self.objective, sync=self.sync,
             train_dataset=spec.train_dataset, eval_dataset=spec.eval_dataset,
-            processing_class=spec.processing_class, padded_length=spec.padded_length,
+            processing_class=spec.processing_class, padded_length=spec.padded_length, files=self.files,
         )  # fmt: skip
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class Prepared:
     """The tokenizer or processor, which is saved next to the weights."""
     padded_length: int | None = None
     """The length that rows would be padded to without packing; None: that of the longest row in their batch."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Small files by name that each checkpoint holds, next to what every model has."""
 
     @property
     def device(self) -> torch.device:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whet import tasks
 from whet.config.arguments import TrainingArguments
+from whet.config.rules.training import RECORD_NAME
 from whet.config.settings import draft, options_of
 from whet.data.columns import read_by
 from whet.engine.collate import default_collator
@@ -281,9 +282,11 @@ class Data:
 
 
 def _recorded(folder: str) -> dict[str, Any]:
-    """Return the settings of the run that wrote the folder; nothing if it has left no record."""
+    """Return the settings of the run that wrote the folder, or this checkpoint; nothing if it has left no record."""
+    path = Path(folder)
+    of_run = path if (path / RECORD_NAME).is_file() else path.parent
     with suppress(WhetError):
-        return {name: entry.get("value") for name, entry in runs.read(folder).settings.items()}
+        return {name: entry.get("value") for name, entry in runs.read(str(of_run)).settings.items()}
     return {}
 
 

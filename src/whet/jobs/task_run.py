@@ -21,7 +21,8 @@ from whet.jobs import judging, model_card
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
-from whet.jobs.predict.trained import write_reading
+from whet.jobs.predict.trained import NAME as READING
+from whet.jobs.predict.trained import as_text, write_reading
 from whet.jobs.splits import SPLITS
 from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
@@ -79,6 +80,7 @@ class TaskRun:
         with trackers_closed(self.engine), logged, self._recorded(), printing.before_a_table():
             if self.args.do_train:
                 self.engine.events.add_callback(self._before.after_first_step())
+                self.engine.files[READING] = as_text(self.reading)
                 trained = self.engine.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.engine.sync.stop_signal)

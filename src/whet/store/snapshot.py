@@ -73,6 +73,7 @@ class RunState:
     def texts(self, parts: str | None) -> dict[str, str]:
         """Return the small files of a checkpoint; `parts` is the text of `state.json`, None: there is none."""
         return {
+            **self.run.files,
             compare.ARGUMENTS: self.settings + "\n",
             compare.FINGERPRINT: json.dumps(self.identity, indent=2) + "\n",
             **({} if parts is None else {STATE: parts}),

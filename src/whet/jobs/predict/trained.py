@@ -12,13 +12,18 @@ from whet.watch import files as output_files
 NAME = "whet_task.json"
 
 
+def as_text(values: Mapping[str, Any]) -> str:
+    """Return the content of the file for these values."""
+    return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
 def write_reading(folder: Path, values: Mapping[str, Any], on_error: str) -> None:
     """Write how the model reads its input; `task` is among the values. `on_error` as in `output_files.stored`."""
     output_files.write_json(folder / NAME, values, indent=2, on_error=on_error)
 
 
 def read_reading(folder: Path) -> dict[str, Any]:
-    """Return what was written; for a checkpoint from the folder around it.
+    """Return what was written; for a checkpoint that has no such file, from the folder around it.
 
     Empty for a model that was trained elsewhere, and for a file that is damaged.
     """
