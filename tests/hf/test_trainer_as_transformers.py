@@ -321,6 +321,35 @@ def test_the_loss_of_a_model_of_ones_own_is_not_divided_again(tmp_path: Path) ->
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+class Mean(nn.Module):
+    """A model that averages all places of a row, and of its transposed states takes a maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        self.encoder = AutoModel.from_config(tiny_config("bert", **rates))
+        self.out = nn.Linear(2 * self.encoder.config.hidden_size, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        logits = self.out(torch.cat([states.mean(1), states.amax(1)], dim=1))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_head_of_ones_own_may_read_padding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = []
+    for name, (trainer_of, arguments_of) in PEERS.items():
+        torch.manual_seed(0)
+        args = settings(arguments_of, tmp_path / name, max_steps=12)
+        with caplog.at_level("INFO", "whet"):
+            trainer = trainer_of(Mean(), args, data_collator=pad, train_dataset=rows(48), eval_dataset=rows(16))
+            trainer.train()
+        log = [row[key] for row in trainer.state.log_history[:-1] for key in ("loss", "grad_norm")]
+        found.append([*log, trainer.evaluate()["eval_loss"]])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert 'padding_in_loss="none" is faster' in caplog.text
+
+
 def test_commands_settings_are_refused_with_the_way_on(tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match=r"zero_stage is a setting of whet's commands") as caught:
         whet.TrainingArguments(str(tmp_path), zero_stage=2, recipe="few_samples")

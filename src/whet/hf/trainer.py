@@ -58,11 +58,12 @@ from whet.methods.unpad import calls
 from whet.models import finite
 from whet.models.adapters import unwrapped
 from whet.models.forwards import home_of
+from whet.models.packable import answers_questions
 from whet.models.packed import packed_model
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
 from whet.own_loop import locate
-from whet.own_loop.changes import changes
+from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
 from whet.store import find, manifest, schema, write
@@ -591,7 +592,13 @@ def _change(model: nn.Module, args: Any) -> None:
     elif changes(model) is None:
         padding: Any = getattr(args, "padding_in_loss", "auto")
         tokens: Any = getattr(args, "last_block_tokens", "read")
-        optimize(model, padding=padding, last_block_tokens=tokens, cuda_graphs=may_use_graphs(args))
+        change = functools.partial(optimize, model, last_block_tokens=tokens, cuda_graphs=may_use_graphs(args))
+        change(padding=padding)
+        unknown = [one for one in encoders if may_show_padding(one) and not answers_questions(one)]
+        if padding == "auto" and unknown:
+            change(padding="all")
+            text = 'what reads the states of %s is not known: padding_in_loss="none" is faster if it reads no padding'
+            logger.info(text, " and ".join(type(one).__name__ for one in unknown))
 
 
 @contextmanager

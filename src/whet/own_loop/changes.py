@@ -17,6 +17,7 @@ from whet.methods.unpad import method as unpad
 from whet.models import record
 from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import GRAPHS, packed_model
+from whet.objectives import heads
 from whet.own_loop import curated, locate
 
 _PADDING: dict[PaddingInLoss, str] = {
@@ -77,6 +78,15 @@ def changes(model: Any) -> Changes | None:
         },
         encoders=tuple(changed),
     )
+
+
+def may_show_padding(model: nn.Module) -> bool:
+    """Return whether approximate states of padding tokens may reach more than a loss that leaves padding out.
+
+    A head of a user's own may average all places of a row.
+    """
+    found = _changes(model)
+    return found is not None and found.padding == "sampled" and heads.reads_beside(model) != "tokens"
 
 
 def _changes(model: nn.Module) -> Changes | None:

@@ -40,9 +40,9 @@ from whet.models import record
 from whet.models.forwards import home_of, instance_forward, is_whets
 from whet.models.packed import packed_model
 from whet.models.standard import is_trusted
-from whet.objectives import heads, lazy_logits
+from whet.objectives import lazy_logits
 from whet.own_loop import locate
-from whet.own_loop.changes import changes
+from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import optimize, restore
 from whet.run import reports
 
@@ -219,7 +219,9 @@ class _Watch:
             # a loop of the script's own may read hidden states after the optimizer's step
             tokens: Any = "read" if self.by == "transformers' Trainer" else "all"
             optimize(holder, last_block_tokens=tokens)
-            if any(map(_reads_padding, locate.encoders_in(holder))):  # the script's loss is to be its own
+            if any(
+                may_show_padding(one.model) for one in locate.encoders_in(holder)
+            ):  # the script's loss is to be its own
                 optimize(holder, last_block_tokens=tokens, padding="all")
             for encoder in locate.encoders_in(holder):
                 if (packed := packed_model(encoder.model)) is not None:
@@ -452,12 +454,6 @@ def _undo(holder: Any) -> None:
     restore(holder)
     for model in _marked_in(holder):
         record.take(model, _MARK)
-
-
-def _reads_padding(encoder: locate.Encoder) -> bool:
-    """Return whether hidden states of padding that are approximate would be read by more than a masked loss."""
-    found = changes(encoder.model)
-    return found is not None and found.padding == "sampled" and heads.reads_beside(encoder.model) != "tokens"
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
