@@ -219,10 +219,8 @@ class _Watch:
             # a loop of the script's own may read hidden states after the optimizer's step
             tokens: Any = "read" if self.by == "transformers' Trainer" else "all"
             optimize(holder, last_block_tokens=tokens)
-            if any(
-                may_show_padding(one.model) for one in locate.encoders_in(holder)
-            ):  # the script's loss is to be its own
-                optimize(holder, last_block_tokens=tokens, padding="all")
+            if any(may_show_padding(one.model) for one in locate.encoders_in(holder)):
+                optimize(holder, last_block_tokens=tokens, padding="all")  # the script's loss is to be its own
             for encoder in locate.encoders_in(holder):
                 if (packed := packed_model(encoder.model)) is not None:
                     packed.hooks.want_padding = True  # they are the script's own, also those that come later
