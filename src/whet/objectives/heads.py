@@ -21,9 +21,10 @@ _OF_EACH_TOKEN = (
     *(nn.Linear, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict),
     *(nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.ReLU6, nn.Mish),
     *(nn.Softplus, nn.Softsign, nn.Softshrink, nn.Tanhshrink, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish),
-    *(nn.Hardsigmoid, nn.Hardshrink),
+    *(nn.Hardsigmoid, nn.Hardshrink, nn.modules.loss._Loss),
 )
-"""Layers of torch that compute each token by itself; others may pool a row, flatten it or mix its tokens."""
+"""Layers of torch that compute each token by itself, and losses of logits; others may pool a row, flatten it or mix its
+tokens."""
 ALL_LAYERS = ("output_hidden_states", "output_attentions")
 """Settings by which a model returns more than its last hidden states."""
 
