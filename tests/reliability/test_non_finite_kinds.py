@@ -199,7 +199,7 @@ def test_scores_that_overflow_in_an_evaluation_are_told(corpus: Corpus, tmp_path
     assert judged.wait() == 70, judged.text()
     assert "the model's logits are infinite or not numbers" in judged.text()
     left = sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert left == ["run.jsonl", "run.log"], "no predictions from nothing"
+    assert left == ["results_of.json", "run.jsonl", "run.log"], "no predictions from nothing"
 
 
 class Poison(TrainerCallback):
