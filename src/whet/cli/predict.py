@@ -63,7 +63,9 @@ def _predict(task: Task, asked: PredictArguments, reading: Mapping[str, Any]) ->
             why=f"the model is for {task.head.task}, and searches no texts",
             fix="leave --corpus_file out, or name a model that whet embed trained",
         )
-    if Path(asked.output).suffix.lower() == ".npy" and not task.searches:
+    from whet.jobs.predict.outputs import is_array
+
+    if is_array(asked) and not task.searches:
         raise ConfigError(
             what="output is a file of JSON lines",
             got=asked.output,

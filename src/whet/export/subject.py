@@ -23,6 +23,7 @@ from whet.export.arguments import ExportArguments
 from whet.jobs.fields import JobFields
 from whet.jobs.predict.trained import read_reading
 from whet.jobs.task import Task
+from whet.models.loading.adapter import file_of_run
 from whet.report import runs
 from whet.watch import printing
 
@@ -283,10 +284,10 @@ class Data:
 
 def _recorded(folder: str) -> dict[str, Any]:
     """Return the settings of the run that wrote the folder, or this checkpoint; nothing if it has left no record."""
-    path = Path(folder)
-    of_run = path if (path / RECORD_NAME).is_file() else path.parent
+    record = file_of_run(Path(folder), RECORD_NAME)
+    of_run = folder if record is None else str(record.parent)
     with suppress(WhetError):
-        return {name: entry.get("value") for name, entry in runs.read(str(of_run)).settings.items()}
+        return {name: entry.get("value") for name, entry in runs.read(of_run).settings.items()}
     return {}
 
 

@@ -71,8 +71,7 @@ class RowsInUse:
 
     def holds(self, gradient: Tensor) -> bool:
         """Return whether a sample of the other rows of the table's gradient is zero."""
-        rows, columns = _sample(*gradient.shape)
-        return not bool(((gradient[rows, columns] != 0) & (self.bytes[rows] == 0)).any())
+        return _is_zero_in(gradient, self.bytes == 0)
 
     def put_on(self, gradient: Tensor) -> None:
         """Record on this tensor, the table's gradient, that it is zero in all other rows now."""
@@ -84,6 +83,12 @@ def _sample(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     """Return rows (n,) all over a table, at most _SAMPLED and a few, and a column (n,) of each."""
     rows = torch.arange(0, n_rows, max(n_rows // _SAMPLED, 1))
     return rows, torch.arange(len(rows)) % width
+
+
+def _is_zero_in(gradient: Tensor, others: Tensor) -> bool:
+    """Return whether a sample of the rows that are `others` (entries,) bool is zero."""
+    rows, columns = _sample(*gradient.shape)
+    return not bool(((gradient[rows, columns] != 0) & others[rows]).any())
 
 
 def rows_in_use(gradient: Tensor) -> RowsInUse | None:
@@ -152,10 +157,9 @@ class RowGradient:
         """Return whether other code has written to the buffer, and maybe to other rows than these."""
         if rows_in_use(self.buffer) is None:
             return True
-        rows, columns = _sample(*self.buffer.shape)
         others = torch.ones(len(self.buffer), dtype=torch.bool)
         others[touched] = False
-        return bool(((self.buffer[rows, columns] != 0) & others[rows]).any())
+        return not _is_zero_in(self.buffer, others)
 
     def replace(self, rows: Tensor, values: Tensor) -> None:
         """Set the table's gradient to `values` (n, D) in these rows (n,), each named once, and to zero elsewhere."""

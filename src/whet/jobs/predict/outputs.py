@@ -84,6 +84,11 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
     print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)
 
 
+def is_array(asked: PredictArguments) -> bool:
+    """Return whether the file of the predictions is one of numpy, by its name."""
+    return Path(asked.output).suffix.lower() == ".npy"
+
+
 def write_array(asked: PredictArguments, vectors: Any) -> None:
     """Write vectors (rows, D) as a file of numpy, and print how many."""
     import io

@@ -19,7 +19,7 @@ def as_text(values: Mapping[str, Any]) -> str:
 
 def write_reading(folder: Path, values: Mapping[str, Any], on_error: str) -> None:
     """Write how the model reads its input; `task` is among the values. `on_error` as in `output_files.stored`."""
-    output_files.write_json(folder / NAME, values, indent=2, on_error=on_error)
+    output_files.write_result(folder / NAME, as_text(values), on_error)
 
 
 def read_reading(folder: Path) -> dict[str, Any]:

@@ -531,8 +531,7 @@ def _python_list(labels: Sequence[Any]) -> int | None:
 
 
 def _repeats(labels: Sequence[Any]) -> int | None:
-    lists = [as_list(label) if label is not None else [] for label in labels]
-    return next((row for row, label in enumerate(lists) if len({str(one) for one in label}) < len(label)), None)
+    return _first([as_list(label) for label in labels], lambda label: len({str(one) for one in label}) < len(label))
 
 
 def _vector(labels: Sequence[Any]) -> int | None:

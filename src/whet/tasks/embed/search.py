@@ -30,7 +30,6 @@ _CANDIDATES = 50
 """Texts that a reranker orders, found by their vectors."""
 _SOON = 4
 """Batches that take no time worth a progress bar."""
-_ARRAY = ".npy"
 
 
 def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
@@ -38,7 +37,7 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     require_package()
     _require_honoured(asked, vectors=asked.corpus_file is None and asked.text_pair_column_names is None)
     rows = _rows(asked, asked.text_pair_column_names)
-    if _is_array(asked):
+    if outputs.is_array(asked):
         _require_every_row(asked, rows)
     corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
     if corpus is not None and rows.others is not None:
@@ -59,7 +58,7 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         _write(asked, model, _scores(rows, model.similarity_pairwise(*vectors).tolist()))
     else:
         vectors = model.encode_document([*rows.texts], batch_size=batch)
-        if _is_array(asked):
+        if outputs.is_array(asked):
             outputs.write_array(asked, vectors)
             return 0
         _write(asked, model, (
@@ -214,10 +213,6 @@ def _pair_columns(path: Path, asked: PredictArguments) -> tuple[str, str]:
     return columns.anchor, columns.positive
 
 
-def _is_array(asked: PredictArguments) -> bool:
-    return Path(asked.output).suffix.lower() == _ARRAY
-
-
 def _require_honoured(asked: PredictArguments, *, vectors: bool) -> None:
     """Raise ConfigError for options without an effect, or for an array of anything but `vectors`."""
     given = {name: getattr(asked, name) for name in _OF_OTHER_TASKS if getattr(asked, name)}
@@ -230,7 +225,7 @@ def _require_honoured(asked: PredictArguments, *, vectors: bool) -> None:
             why="a model of sentence-transformers computes a vector or a score of each text, in fp32 or bf16",
             fix=f"leave {flags} out",
         )
-    if _is_array(asked) and not vectors:
+    if outputs.is_array(asked) and not vectors:
         raise ConfigError(
             what="an array holds vectors alone",
             got=asked.output,
