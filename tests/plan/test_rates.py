@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from known_rates import KEY, known_rates
 
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
+from whet.hardware import memory
 from whet.kernels import native_file
 from whet.plan import rates
 from whet.plan.rates import Curve, Surface
@@ -134,11 +136,11 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n_measured, self.load, self.said = 0, 0.1, list[str]()
         monkeypatch.setattr(rates, "key_here", lambda: KEY)
-        monkeypatch.setattr(rates, "measure", self._measure)
+        monkeypatch.setattr(rates, "_measured_apart", self._measure)
         monkeypatch.setattr(rates.cpu, "load", lambda: self.load)
         monkeypatch.setattr(rates.os, "cpu_count", lambda: 2)
 
-    def _measure(self) -> rates.Rates:
+    def _measure(self, _: float) -> rates.Rates:
         self.n_measured += 1
         return known_rates(load=self.load)
 
@@ -208,3 +210,22 @@ def test_this_machine_can_be_measured() -> None:
             assert measured.block_s("encoder", form, part, 1e6, 300) > 0
             assert measured.block_s("decoder", form, part, 1e7, 300) > 0
     assert {"optimizer auto", "optimizer sgd"} <= measured.numbers.keys()
+
+
+@pytest.mark.night
+def test_a_measurement_leaves_this_process_as_it_was(tmp_path: Path) -> None:
+    """A forecast of memory follows it, and what it counts is the run's; under a limit nothing would fit."""
+    torch.ones(1 << 16).add_(1)  # starts the threads
+    before, mapped = memory.resident_bytes() or 0, memory.unheld_bytes()
+    said: list[str] = []
+    rates.of_this_machine(said.append, tmp_path, budget_s=0.0)
+    assert rates.cached(rates.key_here(), tmp_path) is not None
+    grown = (memory.resident_bytes() or 0) + memory.unheld_bytes() - before - mapped
+    assert grown < 30e6  # measured in this process it grows by some 300 MB
+
+
+def test_a_measurement_that_ends_early_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_APART", "raise MemoryError('nothing is left')")
+    with pytest.raises(WhetError, match="nothing is left"):
+        rates.of_this_machine(print, tmp_path)
+    assert rates.cached(rates.key_here(), tmp_path) is None

@@ -14,11 +14,13 @@ import hashlib
 import json
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from whet import system
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 from whet.hardware import cpu
 from whet.paths import NO_CACHE, default_cache_dir, keep_newest
 from whet.version import __version__
@@ -331,7 +333,9 @@ def of_report(path: Path) -> Rates | None:
         ) from error
 
 
-def of_this_machine(say: Callable[[str], None], folder: Path | None = None) -> Rates:
+def of_this_machine(
+    say: Callable[[str], None], folder: Path | None = None, *, budget_s: float = BUDGET_S
+) -> Rates:
     """Return this machine's rates: those in the cache, or measured now, which `say` announces.
 
     Rates from a busy machine are measured again, unless it is busy still.
@@ -341,8 +345,8 @@ def of_this_machine(say: Callable[[str], None], folder: Path | None = None) -> R
     if known is not None and (not known.is_busy or _is_busy(cpu.load(), key.threads)):
         return known
     why = "" if known is None else ", again: other programs ran next to the last time"
-    say(f"measuring this machine's speed once, for about {BUDGET_S:.0f} seconds{why}")
-    measured = measure()
+    say(f"measuring this machine's speed once, for about {budget_s:.0f} seconds{why}")
+    measured = _measured_apart(budget_s)
     if measured.is_busy:
         say(f"other programs were running (load {measured.load:.1f}): the forecast of the time is too long")
     if why := keep(measured, folder):
@@ -351,6 +355,36 @@ def of_this_machine(say: Callable[[str], None], folder: Path | None = None) -> R
 
 
 # ---- the measurement ----
+
+_APART = "import json, sys, torch; from whet.plan import rates; torch.set_num_threads(int(sys.argv[1]));"
+_APART += "print(json.dumps(rates.as_json(rates.measure(budget_s=float(sys.argv[2])))))"
+"""What a process of its own measures, with the caller's number of threads, and prints in its last line."""
+
+
+def _measured_apart(budget_s: float) -> Rates:
+    """Measure this machine in a process of its own.
+
+    What a measurement maps and holds would stay with the caller, who then forecasts what a run in this process will
+    hold, or trains, often under a limit. Errors: a `WhetError` if the process ends without rates.
+    """
+    import torch
+
+    start_s = time.process_time()
+    words = [sys.executable, "-c", _APART, str(torch.get_num_threads()), str(budget_s)]
+    done = subprocess.run(  # noqa: S603 - whet itself
+        words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise WhetError(
+            what="this machine's speed cannot be measured",
+            got=said[-1] if said else f"the measurement ended with status {done.returncode}",
+            why="its process ended early, as it does where memory is short",
+            fix="free memory or raise the limit (ulimit -v); without --auto and whet plan a run needs no measurement",
+        )
+    measured = from_json(json.loads(done.stdout.splitlines()[-1]))
+    return replace(measured, numbers={**measured.numbers, "start": max(start_s, measured.numbers["start"])})
+
 
 _ROW_TOKENS = 64
 """Tokens of a row of the timed blocks: few enough that attention hardly counts, and what it takes is subtracted."""
