@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,40 @@ def dies_in_collect(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
     ShardedModel._collect = collect
     return jobs_of_ranks.toy(job, rank)
+
+
+class _Wide(Toy):
+    """A Toy with as many hidden units as wanted."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.head = nn.Linear(4, units), nn.LayerNorm(units), nn.Linear(units, 1)
+
+
+class _FullDisk(TrainerCallback):
+    """Lets no file of this process grow beyond a limit after step 2, as a full disk does, until step 3."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        limit = {2: 100_000, 3: resource.RLIM_INFINITY}.get(state.global_step)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+def full_disk(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train; the disk is full for rank 0 while it writes the first checkpoint, whose state is larger than the limit."""
+    rows: Any = toy_rows(32)
+    callbacks = [_FullDisk()] if rank == 0 else []
+    model = _Wide(units=4096)
+    trainer = engine.Trainer(model, jobs_of_ranks.arguments(job), train_dataset=rows, callbacks=callbacks)
+    trainer.train()
+    return jobs_of_ranks.left_by(trainer)
+
+
+def weighed(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train a model of 16 million weights, and save it; return the most memory that this process held, in bytes."""
+    rows: Any = toy_rows(16)
+    engine.Trainer(_Wide(units=2_000_000), jobs_of_ranks.arguments(job), train_dataset=rows).train()
+    return {"peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
 def offloaded(job: dict[str, Any], rank: int) -> dict[str, Any]:

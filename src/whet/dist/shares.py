@@ -14,7 +14,7 @@ from whet.dist.group import Group
 Rows = tuple[int, int]
 """The first row of a tensor that a rank keeps, and the number of rows."""
 Shape = Sequence[int]
-_BUCKET_BYTES = 32 << 20
+_BUCKET_BYTES = 8 << 20
 """Bytes that each rank sends at a time: enough for a network, little next to a model."""
 
 

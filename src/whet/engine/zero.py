@@ -35,11 +35,13 @@ from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.store import schema
 from whet.store.optimizer import OptimizerState, names_in, parameters_of
-from whet.store.state import State, Stateful, join, split
+from whet.store.state import State, Stateful, in_file_order, join, split
 
 if TYPE_CHECKING:
     from whet.dist.sharded_model import ShardedModel
 
+_PIECE_BYTES = 16 << 20
+"""Bytes that a rank sends at a time while rank 0 writes."""
 _Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], str]]]]
 """Parameter -> its state with references instead of tensors, and shape and dtype of each tensor."""
 
@@ -64,7 +66,7 @@ class Weights(Protocol):
 
 
 class CollectedState(ABC):
-    """The state of the optimizer, which the ranks share."""
+    """The state of the optimizer, which the ranks share. Rank 0 may have shapes alone, if there are `pieces`."""
 
     _complete: State | None = None
 
@@ -103,6 +105,9 @@ class OptimizerShare(CollectedState):
     ) -> None:
         self._group, self._optimizer, self._weights, self._unit = group, optimizer, weights, unit
         self._names = list(names)
+        self._own: dict[str, Tensor] = {}
+        self._held: dict[str, tuple[Tensor, list[tuple[int, int]]]] = {}
+        """Path in the state -> the tensor's form, and the bytes of each rank that holds some of it."""
         self._names_by_group: list[list[str]] = []
         self._kept_by_group: list[list[Tensor]] = []
         self._put_into_groups()
@@ -160,6 +165,14 @@ class OptimizerShare(CollectedState):
 
         return {name: cut(value) for name, value in state.items()}
 
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        try:
+            with super().collected():
+                yield
+        finally:
+            self._own, self._held = {}, {}
+
     def collect(self) -> State | None:
         names = [name for name, kept in zip(self._names, self._weights.kept, strict=True) if kept is not None]
         own = OptimizerState(self._optimizer, names).state()
@@ -173,26 +186,48 @@ class OptimizerShare(CollectedState):
         )
         state: dict[str, Any] = {}
         for name in self._names:
-            if any(name in forms for forms in of_ranks):
+            held: dict[int, Any] = {rank: forms[name] for rank, forms in enumerate(of_ranks) if name in forms}
+            if held:
                 tensors = parts[name][1] if name in parts else {}
-                state[name] = self._joined([forms.get(name) for forms in of_ranks], tensors)
+                self._own |= {f"state.{name}.{path}": one for path, one in tensors.items()}
+                state[name] = self._described(f"state.{name}.", held)
         groups = [
             {**group, "params": names} for group, names in zip(own["param_groups"], self._names_by_group, strict=True)
         ]
         return {"param_groups": groups, "state": state} if self._group.rank == 0 else None
 
-    def _joined(self, forms: Sequence[Any], own: Mapping[str, Tensor]) -> Any:
-        """Return one parameter's state on rank 0: the rows of all ranks, one after the other."""
-        holders = [rank for rank, form in enumerate(forms) if form is not None]
-        plain, shaped = forms[holders[0]]
-        tensors = {}
-        for path, (shape, _) in shaped.items():
-            senders = holders if shape else holders[:1]  # a tensor without dims is the same on all
-            described = [(rank, *forms[rank][1][path]) for rank in senders]
-            found = [self._group.to_first(own.get(path), rank, shape, DTYPES[name]) for rank, shape, name in described]
-            here = [one.cpu() for one in found if one is not None]
-            tensors[path] = torch.cat(here) if len(here) > 1 else found[0]
-        return join(plain, tensors) if self._group.rank == 0 else None
+    def _described(self, prefix: str, held: Mapping[int, Any]) -> Any:
+        """Return one parameter's state with tensors on the meta device, and note which rank holds how much of each."""
+        plain, shaped = next(iter(held.values()))
+        found = {}
+        for path, (shape, name) in shaped.items():
+            senders = [*held] if shape else [*held][:1]  # a tensor without dims is the same on all
+            shapes = {rank: held[rank][1][path][0] for rank in senders}
+            complete = (sum(one[0] for one in shapes.values()), *shape[1:]) if shape else ()
+            found[path] = torch.empty(complete, dtype=DTYPES[name], device="meta")
+            held_bytes = [(rank, prod(one) * DTYPES[name].itemsize) for rank, one in shapes.items()]
+            self._held[f"{prefix}{path}"] = found[path], held_bytes
+        return join(plain, found)
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Yield the bytes of the state on rank 0, (n,) uint8, a few at a time; the others send theirs meanwhile.
+
+        All ranks go through all of it, within `collected`.
+        """
+        for path in in_file_order({path: one for path, (one, _) in self._held.items()}):
+            for rank, n_bytes in self._held[path][1]:
+                own = None if self._group.rank != rank else _bytes_of(self._own[path])
+                for first in range(0, n_bytes, _PIECE_BYTES):
+                    n = min(_PIECE_BYTES, n_bytes - first)
+                    piece = None if own is None else own[first : first + n]
+                    piece = self._group.to_first(piece, rank, (n,), torch.uint8)
+                    if piece is not None:
+                        yield piece.cpu()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, (n,) uint8, which share its memory if that is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _is_form(form: Any) -> bool:

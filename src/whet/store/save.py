@@ -184,15 +184,17 @@ class Saver:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
         self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint lists itself too
-        job, error = None, None
+        job, error, only_model = None, None, self._run.args.save_only_model and not stops
         if self.sync.place.is_first:
             try:
-                job = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
+                job = self._prepare(output_dir, done, only_model=only_model)
             except StorageError as caught:
                 error = caught
             except BaseException:
                 self.folders, state.best_model_checkpoint = earlier, before
                 raise
+        elif not only_model:
+            self._send()
         self.folders = earlier
         if (error := self._of_first(error)) is not None:
             state.best_model_checkpoint = before
@@ -208,6 +210,12 @@ class Saver:
         self._in_progress = (thread, target, job)
         if thread is not None:
             thread.start()
+
+    def _send(self) -> None:
+        """Send rank 0 what this rank holds alone, while rank 0 prepares the write."""
+        for part in self.run_state.parts().values():
+            if (pieces := snapshot.pieces_of(part)) is not None:
+                snapshot.exhaust(pieces)
 
     def check(self) -> None:
         """Finish a background write that has ended; raises its error. Several ranks do so before they save again."""
@@ -270,11 +278,18 @@ class Saver:
         return next((one for one in complete if not manifest.holds_only_model(one)), None)
 
     def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
-        """Collect the content of the checkpoint, and write its small files to the staging folder."""
+        """Collect the content of the checkpoint; write small files, and what other ranks send, to the staging folder.
+
+        From then on the checkpoint needs this rank alone.
+        """
         content = snapshot.take(self.run_state, self._buffers, only_model=only_model)
+        try:
+            staged = write.Staged(output_dir, done, self.lineage)
+            staged.put(content.write_texts)
+            staged.put(content.write_incoming)
+        finally:
+            content.drain()
         args, meter, settings = self._run.args, self.run_state.meter, json.loads(self.run_state.settings)
-        staged = write.Staged(output_dir, done, self.lineage)
-        staged.put(content.write_texts)
         facts = {
             "n_ranks": self._run.place.n_ranks,
             "seed": args.seed,

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from whet.store import compare, optimizer, weights
 from whet.store.compare import Run
 from whet.store.find import STATE, TRAINER_STATE
 from whet.store.manifest import MANIFEST
-from whet.store.state import State, Stateful, split_parts, write_tensors
+from whet.store.state import Pieces, State, Stateful, in_file_order, split_parts, write_pieces, write_tensors
 from whet.strict_json import jsonable
 
 _MANIFEST_ENTRY_BYTES = 130
@@ -102,10 +103,24 @@ class Buffers:
         memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and memory in made:
             return made[memory]
+        made[memory] = kept = self._room(name, tensor).copy_(tensor.detach())
+        return kept
+
+    def filled(self, tensors: Mapping[str, Tensor], pieces: Pieces, prefix: str) -> dict[str, Tensor]:
+        """Return tensors of these shapes on the CPU, with the bytes of the pieces."""
+        found = {name: self._room(f"{prefix}.{name}", tensors[name]) for name in in_file_order(tensors)}
+        for one in found.values():
+            memory, at = one.view(-1).view(torch.uint8), 0
+            while at < len(memory):
+                piece = next(pieces)
+                memory[at : at + len(piece)] = piece
+                at += len(piece)
+        return found
+
+    def _room(self, name: str, tensor: Tensor) -> Tensor:
         kept = self.tensors.get(name)
         if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
             kept = self.tensors[name] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-        made[memory] = kept.copy_(tensor.detach())
         return kept
 
 
@@ -119,12 +134,24 @@ class Snapshot:
     weights: Mapping[str, Tensor]
     tensors: Mapping[str, Mapping[str, Tensor]]
     """The tensors of each part of the run's state."""
+    incoming: Mapping[str, tuple[Mapping[str, Tensor], Pieces]] = field(default_factory=dict)
+    """Of a part whose tensors several ranks hold: their shapes, and their bytes, which come as they are written."""
 
     def write_texts(self, folder: Path) -> None:
         """Write the small files."""
         weights.save_processing(self.processing, folder, taken={*self.texts, *weights.FILES, MANIFEST})
         for name, text in self.texts.items():
             (folder / name).write_text(text, "utf-8")
+
+    def write_incoming(self, folder: Path) -> None:
+        """Write what other ranks hold as well, while they send it; the rest needs this rank alone."""
+        for part, (tensors, pieces) in self.incoming.items():
+            write_pieces(tensors, pieces, folder, part)
+
+    def drain(self) -> None:
+        """Take what is left from the other ranks, which send it whether the disk has room or not."""
+        for _, pieces in self.incoming.values():
+            exhaust(pieces)
 
     def write_tensors(self, folder: Path) -> None:
         """Write weights and optimizer state: most of the bytes, and nearly all of the time."""
@@ -135,14 +162,33 @@ class Snapshot:
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:
     """Return the content of a checkpoint at this step; with buffers, later steps do not change it."""
     model, own = state.run.model, dict(state.run.model.state_dict())
-    text, tensors = None, {}
+    text, tensors, incoming = None, {}, {}
     if not only_model:
-        text, tensors = split_parts({name: part.state() for name, part in state.parts().items()})
+        parts = state.parts()
+        text, tensors = split_parts({name: part.state() for name, part in parts.items()})
+        for name, part in parts.items():
+            if name in tensors and (pieces := pieces_of(part)) is not None:
+                incoming[name] = tensors.pop(name), pieces
     if buffers is not None:
         model = _with_own_config(model)
         own = buffers.copies(own, "weights")
         tensors = {part: buffers.copies(found, part) for part, found in tensors.items()}
-    return Snapshot(state.texts(text), model, state.run.processing_class, own, tensors)
+        tensors |= {part: buffers.filled(found, pieces, part) for part, (found, pieces) in incoming.items()}
+        incoming = {}
+    return Snapshot(state.texts(text), model, state.run.processing_class, own, tensors, incoming)
+
+
+def pieces_of(part: Any) -> Pieces | None:
+    """Return the bytes of a part whose tensors several ranks hold, on rank 0; None for any other part.
+
+    On the other ranks nothing comes: as `exhaust` goes through it, they send what they hold.
+    """
+    return part.pieces() if hasattr(part, "pieces") else None
+
+
+def exhaust(pieces: Pieces) -> None:
+    """Go through what is left of the pieces."""
+    deque(pieces, maxlen=0)
 
 
 def _with_own_config(model: nn.Module) -> nn.Module:

@@ -8,12 +8,14 @@ is saved and restored with the others, without any other change. `state.json` ho
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from whet.errors import ConfigError
@@ -23,6 +25,8 @@ from whet.system import removes_open_files
 
 State = dict[str, Any]
 """JSON values and tensors, by name."""
+_ALIGNED_BYTES = 8
+"""The header of a safetensors file ends at a multiple of it."""
 _TENSOR = "$tensor"
 """The key of a reference: in JSON it replaces a tensor, and holds its name in the part's safetensors file."""
 
@@ -112,11 +116,49 @@ def split_parts(parts: Mapping[str, State]) -> tuple[str, dict[str, dict[str, Te
     return _text(plain, "the run"), tensors
 
 
+Pieces = Iterator[Tensor]
+"""The bytes of a part's tensors, (n,) uint8: of one tensor after the other, in the order of `in_file_order`. No piece
+holds bytes of two tensors."""
+
+
 def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
     """Write the tensors of each part into its file."""
     with utf8_name(folder) as named:
         for part, own in tensors.items():
             save_file(_without_shared_memory(own), named / f"{part}.safetensors")
+
+
+def in_file_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names as safetensors orders them: the widest numbers first, so that all are aligned; then by name."""
+    return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+
+
+def write_pieces(tensors: Mapping[str, Tensor], pieces: Pieces, folder: Path, part: str) -> None:
+    """Write the file of a part whose bytes come in pieces; `tensors` are their shapes, on the meta device.
+
+    `save_file` would write the same, of complete tensors in memory. The format is a length, a header in JSON, and the
+    bytes of the tensors without gaps (https://github.com/huggingface/safetensors#format).
+    """
+    header, end = {}, 0
+    for name in in_file_order(tensors):
+        begin, end = end, end + tensors[name].nbytes
+        shape, kind = list(tensors[name].shape), _name_in_file(tensors[name].dtype)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNED_BYTES)
+    with (folder / f"{part}.safetensors").open("wb") as out:
+        begin = out.write(struct.pack("<Q", len(text))) + out.write(text)
+        for piece in pieces:
+            out.write(piece.numpy().data)
+        assert out.tell() == begin + end, "every rank sends what it has said that it holds"
+
+
+@cache
+def _name_in_file(dtype: torch.dtype) -> str:
+    """Return what safetensors calls this format."""
+    data = save({"": torch.empty(0, dtype=dtype)})
+    (length,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + length])[""]["dtype"]
 
 
 def read_parts(folder: Path) -> dict[str, State]:
