@@ -44,9 +44,9 @@ _KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
 """What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
 _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
-_EXCHANGED = 0.5
-"""Bytes that ranks hold more for each of the gradients: the buckets of torch's DistributedDataParallel and of gloo."""
+_UNSURE = "summed gradients may fill the place of activations or not"
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
+COMPLETE = "when the model is complete, to be saved"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,10 @@ class _Memory:
         """Return the memory at the moment when it is most."""
         run, args, model = self.run, self.run.args, self.run.model
         planned = description.planned_bytes(model, args, optimizer, run.place)
+        alone = description.planned_bytes(model, args, optimizer, replace(run.place, rank=0, n_ranks=1))
         tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
+        held = planned.gradients if self._sums_gradients else tables
+        gathered, unsure = self._gathered_bytes(in_training=True)
         weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), _bytes(_trained(model))
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
@@ -121,55 +124,58 @@ class _Memory:
             "data": data,
             "weights": planned.weights + _bytes(model.buffers()),
             "average": 0 if args.weight_averaging_start is None else trained,
-            "gradients": tables,  # of tables that keep theirs
+            "gradients": held,
             "optimizer": planned.state or 0,
-            "exchange": int(_EXCHANGED * planned.gradients) if run.place.n_ranks > 1 else 0,
-            "saving": weights + (planned.state or 0) if args.save_async and args.save_strategy != "no" else 0,
+            "saving": weights + (alone.state or 0) if args.save_async and args.save_strategy != "no" else 0,
         }
-        there["saving"] += self._collected_bytes(optimizer, planned)
         step, passes = self._step()
         update = self.update
         if planned.gradients < trained:  # shared by ranks, or freed in backward
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
-        step["workspace"] += self._gathered_bytes(in_training=True)
+        step["workspace"] += gathered
         passes[0] = replace(passes[0], update=update)
         moments, evaluated = [(STEP, step)], None
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
-            moments.append((UPDATE, {"gradients": max(planned.gradients - tables, 0), "workspace": working}))
+            moments.append((UPDATE, {"gradients": max(planned.gradients - held, 0), "workspace": working}))
+        if alone.weights > planned.weights:
+            moments.append((COMPLETE, {"saving": alone.weights - planned.weights}))
         if self.work.eval_rows:
             evaluation, evaluated = self._evaluation()
-            evaluation["workspace"] += self._gathered_bytes(in_training=False)
+            evaluation["workspace"] += self._gathered_bytes(in_training=False)[0]
             moments.append((EVALUATION, evaluation))
             passes.append(evaluated)
         there["workspace"] = self._kernel_bytes(passes[0], evaluated)
         heap = heap_bytes([*self.trial, *passes])
         moment, most = parts_of_memory.highest(moments)
-        parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - sum(most.values()), 0)})
+        replayed = sum(most.values()) - (gathered if moment == STEP else 0)
+        parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - replayed, 0)})
+        parts = {name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)}
+        low = {} if moment != STEP or not unsure else {"low_bytes": sum(parts.values()) - unsure - held, "why": _UNSURE}
         return MemoryForecast(
-            parts={name: parts[name] for name in parts_of_memory.PARTS if parts.get(name)},
+            parts=parts,
             moment=moment,
+            **low,
             free_bytes=self.free_bytes,
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
-    def _gathered_bytes(self, *, in_training: bool) -> int:
-        """Return the weights of other ranks that this one has for a while."""
+    def _gathered_bytes(self, *, in_training: bool) -> tuple[int, int]:
+        """Return what ranks that share weights hold of others' for a while, and what of it may lie in gaps."""
         stage = stage_of_run(self.run.args)
         if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
-            return 0
+            return 0, 0
         from whet.engine.zero import gathered_bytes
 
         return gathered_bytes(self.run.model, stage, in_training=in_training)
 
-    def _collected_bytes(self, optimizer: Optimizer, planned: description.PlannedBytes) -> int:
-        """Return what rank 0 collects from the others to save: their state of the optimizer, and their weights."""
-        args = self.run.args
-        if self.run.place.n_ranks == 1 or not stage_of_run(args):
-            return 0
-        alone = description.planned_bytes(self.run.model, args, optimizer, replace(self.run.place, rank=0, n_ranks=1))
-        is_saved = args.save_strategy != "no" and not args.save_only_model
-        return alone.weights - planned.weights + (((alone.state or 0) - (planned.state or 0)) if is_saved else 0)
+    @property
+    def _sums_gradients(self) -> bool:
+        """Whether gradients are summed over ranks, in memory of their own: they do not take the place of activations.
+
+        The buckets of torch's DistributedDataParallel even last from step to step.
+        """
+        return self.run.place.n_ranks > 1
 
     def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
         """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
@@ -208,7 +214,7 @@ class _Memory:
                 weight.register_post_accumulate_grad_hook(note)
             rehearsal.restart()
             passes.run(policy.make(self.precision, run.device))
-        there_before = {id(one) for one in passes.tables}
+        there_before = {id(one) for one in (passes.weights if self._sums_gradients else passes.tables)}
         trace = rehearsal.restart().without({number for number, one in gradients.items() if one in there_before})
         own = {number for number, one in gradients.items() if one not in there_before}
         parts = parts_of_memory.of_trace(trace, own, self.sizes.vocabulary)

@@ -596,17 +596,20 @@ def _own_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in blocks if all(holders[id(one)] == 1 for one in block.parameters())]
 
 
-def gathered_bytes(model: nn.Module, stage: int, *, in_training: bool) -> int:
+def gathered_bytes(model: nn.Module, stage: int, *, in_training: bool) -> tuple[int, int]:
     """Return the weights that a rank has for a while in a pass, next to its rows; with their gradients in training.
 
+    The second number is how much of that comes at the end of a backward pass, when activations are gone.
+
     What is in no block is there for the pass, a block while it computes, or all of them with stage 2. The block that
-    computes is there twice: as it travels between the ranks, and as the model reads it.
+    computes is there twice: as it travels between the ranks, and as the model reads it. So are gradients of both, and
+    pieces of so different sizes leave gaps of about their own size (`benchmarks/plan/run.py --only ZeRO`).
     """
     blocks = [sum(one.nbytes for one in block.parameters()) for block in _own_blocks(model)]
     largest, total = max(blocks, default=0), sum(one.nbytes for one in model.parameters())
     rest = total - sum(blocks)
     weights = (total if stage == 2 else rest + largest) + largest
-    return weights + (rest + 2 * largest if in_training else 0)
+    return (weights + 3 * rest + 4 * largest, 3 * rest + 2 * largest) if in_training else (weights, 0)
 
 
 def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None, stage: int) -> None:

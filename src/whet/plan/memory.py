@@ -20,8 +20,7 @@ PARTS: Mapping[str, str] = {
     "logits": "logits and their gradient",
     "workspace": "working memory of a pass",
     "allocator": "gaps that the allocator leaves",
-    "exchange": "buffers of the exchange between ranks",
-    "saving": "what a save collects or copies",
+    "saving": "copies for a save, or the weights of other ranks",
 }
 """Name of a part in plan.json -> the words for it, in the order in which they are shown."""
 _LOGITS = 2
@@ -37,7 +36,7 @@ class MemoryForecast:
     parts: Mapping[str, int]
     """Bytes by the names of `PARTS`; a part that is not there is left out."""
     moment: str
-    """When that is: in a training step, in an update of the weights, or in an evaluation."""
+    """When that is: in a training step, an update of the weights, an evaluation, or when ranks complete the model."""
     free_bytes: int | None
     """What this process may use, with what it holds already; None: the system does not say."""
     micro_batch_tokens: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whet import console
@@ -49,7 +50,7 @@ def verdict(forecast: MemoryForecast) -> str:
     """Return whether the run fits, in words."""
     if forecast.why:
         low, high = (console.amount(size) for size in (forecast.low_bytes or 0, forecast.peak_bytes))
-        return f"between {low} and {high}: {forecast.why}"
+        return f"between {low} and {high}, as {forecast.why}: {verdict(replace(forecast, why=''))}"
     if forecast.free_bytes is None:
         return "this system does not say what is free"
     if not forecast.fits:
