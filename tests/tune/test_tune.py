@@ -188,6 +188,8 @@ def test_trials_behind_the_median_are_dropped(encoder: Path, topics: Path, tmp_p
     dropped = [one for one in trials(tmp_path / "out") if one["state"] == "pruned"]
     assert dropped
     assert any(len(one["evaluations"]) < 30 for one in dropped)
+    complete = [one for one in trials(tmp_path / "out") if one["state"] == "complete"]
+    assert {len(one["evaluations"]) for one in complete} == {30}, "one an epoch: the last model is judged once more"
     assert "dropped: behind the median" in said
 
 

@@ -275,6 +275,17 @@ def test_seeds_are_watched_by_the_folder_around_them(tmp_path: Path, capsys: Any
     assert [line.split("  ")[0][-7:] for line in capsys.readouterr().out.splitlines()] == ["seed-42", "seed-43"]
 
 
+@pytest.mark.parametrize("seeds_are_older", [False, True])
+def test_of_a_run_and_seeds_in_one_folder_the_later_is_watched(
+    tmp_path: Path, capsys: Any, seeds_are_older: bool
+) -> None:
+    folders = [write_run(tmp_path / "out", 9, end="finished"), write_run(tmp_path / "out/seed-42", 9, end="finished")]
+    earlier = folders[int(seeds_are_older)] / "run.jsonl"
+    os.utime(earlier, (time.time() - 3600,) * 2)
+    assert run(["watch", str(tmp_path / "out")]) == 0
+    assert ("seed-42" in capsys.readouterr().out) is not seeds_are_older
+
+
 def test_wrong_folders_are_refused_together(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     for name in ("empty", "damaged"):

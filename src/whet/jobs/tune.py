@@ -275,7 +275,7 @@ class _Search:
         folder = self._folder / f"trial-{trial.number}"
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "whet", *self._words, *_flags(values), "--output_dir", str(folder)]
-        follower = record.Follower(folder)
+        follower, judged = record.Follower(folder), set[int]()
         began_s, errors = time.perf_counter(), self._folder / f".trial-{trial.number}.err"
         with errors.open("wb") as file:
             child = system.start_apart(command, file)
@@ -283,7 +283,7 @@ class _Search:
         try:
             while child.poll() is None:
                 time.sleep(_EVERY_S)
-                if self._reported(trial, follower) and trial.should_prune():
+                if self._reported(trial, follower, judged) and trial.should_prune():
                     state = "dropped"
                 elif stop.requested() is not None:
                     state, why = "stopped", "stopped by a signal"
@@ -298,7 +298,7 @@ class _Search:
         errors.unlink(missing_ok=True)
         if state != "complete":
             return _Outcome(state, self._last(trial), seconds, why)
-        self._reported(trial, follower)
+        self._reported(trial, follower, judged)
         score = self._final(folder)
         if child.returncode or score is None:
             if child.returncode == EXIT_BAD_CONFIG and not trial.number:
@@ -310,12 +310,16 @@ class _Search:
             return _Outcome("failed", None, seconds, _first_error(said) or f"exit code {child.returncode}")
         return _Outcome("complete", score, seconds)
 
-    def _reported(self, trial: Any, follower: record.Follower) -> bool:
-        """Report the scores of new evaluations to the study; return whether there were any."""
+    def _reported(self, trial: Any, follower: record.Follower, judged: set[int]) -> bool:
+        """Report the scores of new evaluations to the study, and note their steps; return whether there were any.
+
+        Of a step that was judged already nothing is reported: at its end a run judges its last model once more.
+        """
         found = [one for one in follower.update() if isinstance(one, record.Evaluation)]
         for evaluation in found:
             score = self._score(evaluation.metrics)
-            if score is not None:
+            if score is not None and evaluation.step not in judged:
+                judged.add(evaluation.step)
                 step = len(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
                 trial.report(score, step)
         return bool(found)
@@ -379,7 +383,7 @@ class _Search:
         if best is None:
             raise DataError(
                 what="no trial was complete",
-                got=f"{console.plural(len(self._study.trials), 'trial')}",
+                got=f"{console.plural(self._n_begun(), 'trial')} begun",
                 why="the best model is that of a complete training",
                 fix="give more time in --time_limit, or see run.log in the folders of the trials",
             )
@@ -406,6 +410,10 @@ class _Search:
             f"  whet {shlex.join(hidden(words)[0])}",
         ])  # fmt: skip
         json_output.add(train_again=f"whet {shlex.join(hidden(words)[0])}")
+
+    def _n_begun(self) -> int:
+        waiting = self._optuna.trial.TrialState.WAITING
+        return sum(one.state != waiting for one in self._study.get_trials(deepcopy=False))
 
     def _write_summary(self, best: Any) -> None:
         trials = [

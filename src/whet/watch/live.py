@@ -200,10 +200,12 @@ class _Runs:
 
 
 def _members(place: Path) -> list[Path]:
-    """Return the folder if a run is recorded there, else those of its seeds."""
-    if (place / RECORD_NAME).is_file():
+    """Return the folder if a run is recorded there, or those of its seeds; of both, what was written to last."""
+    own = place / RECORD_NAME
+    seeds = sorted(place.glob(f"seed-*/{RECORD_NAME}"))
+    if own.is_file() and own.stat().st_mtime >= max((one.stat().st_mtime for one in seeds), default=0.0):
         return [place]
-    return sorted(path.parent for path in place.glob(f"seed-*/{RECORD_NAME}"))
+    return [one.parent for one in seeds]
 
 
 def _draw(runs: _Runs, shown: Console) -> None:
