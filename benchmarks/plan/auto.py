@@ -6,7 +6,9 @@
 The models have random weights and a vocabulary of made-up words, so that nothing is downloaded. Every run is a command
 of its own, under RLIMIT_AS: what torch maps when it starts, and the room that the job names. The time of a step is the
 mean from the third step to the last, on the same rows for all. Each setting runs several times, in turn with the
-others, and its best time counts. Trials of `--auto` do not count: its first run makes them, the others take the choice.
+others; then `--auto` and the fastest by hand run again in turn, and the median of these counts, since the fastest of
+twelve is also the one with the most luck. Trials of `--auto` do not count: its first run makes them, the others take
+the choice.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -104,11 +107,18 @@ class Line:
     peak_bytes: int = 0
     failed: str = ""
     """Why there is no time: the last line that the run wrote."""
+    final_s: list[float] = field(default_factory=list)
+    """Of `--auto` and the fastest by hand: the times of the runs in which these two alone took turns."""
 
     @property
     def best_s(self) -> float:
         """The best time of a step; infinite if it did not run."""
         return min(self.step_s, default=float("inf"))
+
+    def add(self, step_s: float | None, *, final: bool = False) -> None:
+        """Take up a run's time of a step; None: it ended early."""
+        if step_s is not None:
+            (self.final_s if final else self.step_s).append(step_s)
 
 
 def make_model(folder: Path, name: str) -> None:
@@ -142,49 +152,87 @@ def mapped_bytes() -> int:
     return int(done.stdout) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run(job: Job, line: Line, flags: Sequence[str], folder: Path, limit: int, steps: int, threads: int | None) -> None:
-    """Run the job once, and add what it took to the line."""
-    out = folder / "out"
-    words = [
-        sys.executable, "-m", "whet", job.task, "--model_name_or_path", str(folder / job.model), "--do_train",
-        "--train_file", str(folder / f"{job.name}.jsonl"), "--output_dir", str(out), "--overwrite_output_dir",
-        "--use_cpu", "--save_strategy", "no", "--logging_steps", "1", "--report_html", "false", *job.options, *flags,
-    ]  # fmt: skip
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    begun = partial(resource.setrlimit, resource.RLIMIT_AS, (limit, most))
-    with (folder / "output.txt").open("w") as output:
-        process = subprocess.Popen(
-            [*words, "--max_steps", str(steps)], env=environment, stdout=output, stderr=subprocess.STDOUT,
-            preexec_fn=begun,
-        )  # fmt: skip
-        _, status, usage = os.wait4(process.pid, 0)
-    said = (folder / "output.txt").read_text().strip()
-    if status:
-        line.failed = said.splitlines()[-1] if said else f"status {status}"
-        return
-    if "--auto" in flags and "\nauto  " in f"\n{said}":
-        print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)
-    events = [json.loads(text) for text in (out / "run.jsonl").read_text().splitlines()]
-    last = max(n for n, event in enumerate(events) if event["event"] == "begin")  # an earlier run wrote there too
-    times = {event["step"]: event["time"] for event in events[last:] if event["event"] == "step"}
-    line.step_s.append((times[steps] - times[_FIRST]) / (steps - _FIRST))
-    line.peak_bytes = max(line.peak_bytes, usage.ru_maxrss * 1024)
+@dataclass(frozen=True)
+class Bench:
+    """Runs a job's settings, each in a process of its own under the job's limit."""
+
+    job: Job
+    folder: Path
+    limit: int
+    """On the address space, in bytes."""
+    steps: int
+    budget_s: float
+
+    def auto(self, line: Line, *, again: bool = False) -> float | None:
+        """Run with `--auto`; `again`: try the settings, whatever an earlier run has found."""
+        flags = ["--auto", "--auto_budget_s", str(self.budget_s), *(["--auto_again", "true"] if again else [])]
+        return self._run(line, [*flags, *Setting(1, None, None).flags(self.job)], None)
+
+    def by_hand(self, line: Line, setting: Setting) -> float | None:
+        """Run with a setting by hand."""
+        return self._run(line, setting.flags(self.job), setting.threads)
+
+    def _run(self, line: Line, flags: Sequence[str], threads: int | None) -> float | None:
+        """Return the time of a step in seconds, or None if the run ended early: the line then says why."""
+        job, out = self.job, self.folder / "out"
+        words = [
+            sys.executable, "-m", "whet", job.task, "--model_name_or_path", str(self.folder / job.model), "--do_train",
+            "--train_file", str(self.folder / f"{job.name}.jsonl"), "--output_dir", str(out), "--overwrite_output_dir",
+            "--use_cpu", "--save_strategy", "no", "--logging_steps", "1", "--report_html", "false", *job.options,
+            *flags, "--max_steps", str(self.steps),
+        ]  # fmt: skip
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        begun = partial(resource.setrlimit, resource.RLIMIT_AS, (self.limit, most))
+        with (self.folder / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                words, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=begun
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        said = (self.folder / "output.txt").read_text().strip()
+        if status:
+            line.failed = said.splitlines()[-1] if said else f"status {status}"
+            return None
+        if "--auto" in flags and "\nauto  " in f"\n{said}":
+            print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)
+        events = [json.loads(text) for text in (out / "run.jsonl").read_text().splitlines()]
+        last = max(n for n, event in enumerate(events) if event["event"] == "begin")  # an earlier run wrote there too
+        times = {event["step"]: event["time"] for event in events[last:] if event["event"] == "step"}
+        line.peak_bytes = max(line.peak_bytes, usage.ru_maxrss * 1024)
+        return (times[self.steps] - times[_FIRST]) / (self.steps - _FIRST)
+
+
+def compare(bench: Bench, settings: Sequence[Setting], repeats: int, finals: int) -> list[Line]:
+    """Return what came of `--auto`, in the first line, and of each setting by hand."""
+    auto, hand = Line("--auto"), [Line(one.name) for one in settings]
+    for repeat in range(repeats):
+        auto.add(bench.auto(auto, again=repeat == 0))
+        for setting, line in zip(settings, hand, strict=True):
+            if not line.failed:
+                line.add(bench.by_hand(line, setting))
+    best = min(hand, key=lambda line: line.best_s)
+    if best.step_s and not auto.failed:
+        setting = settings[hand.index(best)]
+        for _ in range(finals):
+            auto.add(bench.auto(auto), final=True)
+            best.add(bench.by_hand(best, setting), final=True)
+    return [auto, *hand]
 
 
 def main() -> None:
-    """Run the jobs, print a table, and store it if nothing was left out."""
+    """Run the jobs, print a table of each, and store it if no setting was left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=[one.name for one in JOBS], choices=[one.name for one in JOBS])
     parser.add_argument("--settings", type=int, default=12, help="only so many of the twelve settings by hand")
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--finals", type=int, default=3, help="runs of --auto and the fastest by hand, in turn")
     parser.add_argument("--budget_s", type=float, default=60.0, help="for the trials of --auto")
     parser.add_argument("--folder", type=Path, help="keep the models and the cache here")
     asked = parser.parse_args()
-    hand, found, base = by_hand()[: asked.settings], {}, mapped_bytes()
+    hand, base = by_hand()[: asked.settings], mapped_bytes()
     with tempfile.TemporaryDirectory(prefix="whet-bench-auto-") as made:
         folder = asked.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,18 +241,18 @@ def main() -> None:
                 make_model(folder, job.model)
             write_rows(folder / f"{job.name}.jsonl", job)
             limit = base + int(job.room_gb * 2**30)
-            lines = [Line("--auto"), *(Line(one.name) for one in hand)]
-            for repeat in range(asked.repeats):
-                again = ["--auto_again", "true"] if repeat == 0 else []
-                auto = ["--auto", "--auto_budget_s", str(asked.budget_s), *again, *Setting(1, None, None).flags(job)]
-                run(job, lines[0], auto, folder, limit, asked.steps, None)
-                for one, line in zip(hand, lines[1:], strict=True):
-                    if not line.failed:
-                        run(job, line, one.flags(job), folder, limit, asked.steps, one.threads)
+            bench = Bench(job, folder, limit, asked.steps, asked.budget_s)
+            lines = compare(bench, hand, asked.repeats, asked.finals)
             show(job, lines, limit)
-            found[job.name] = {"limit_bytes": limit, "lines": [asdict(line) for line in lines]}
-    if len(found) == len(JOBS) and len(hand) == len(by_hand()):
-        RESULTS.write_text(json.dumps({"machine": machine.facts(), "jobs": found}, indent=1) + "\n")
+            if len(hand) == len(by_hand()):
+                store(job, lines, limit)
+
+
+def store(job: Job, lines: Sequence[Line], limit: int) -> None:
+    """Keep what came of a job, next to the other jobs."""
+    kept = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    kept[job.name] = {"machine": machine.facts(), "limit_bytes": limit, "lines": [asdict(line) for line in lines]}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
 
 
 def show(job: Job, lines: Sequence[Line], limit: int) -> None:
@@ -213,6 +261,10 @@ def show(job: Job, lines: Sequence[Line], limit: int) -> None:
     best = min(hand, key=lambda line: line.best_s)
     ratio = f"{auto.best_s / best.best_s:.2f} of the best by hand" if best.step_s else "nothing by hand fits"
     print(f"\n{job.name}: --auto {auto.best_s:.3f} s a step, {ratio}")
+    rival = next((line for line in hand if line.final_s), None)
+    if rival and auto.final_s:
+        ours, theirs = median(auto.final_s), median(rival.final_s)
+        print(f"  in turn: --auto {ours:.3f} s, {rival.name} {theirs:.3f} s; ratio {ours / theirs:.2f}")
     for line in sorted(lines, key=lambda line: line.best_s):
         taken = f"{line.best_s:8.3f} s {line.peak_bytes / 1e9:6.2f} GB" if line.step_s else f"ended: {line.failed[:60]}"
         print(f"  {line.name:<40}{taken}", flush=True)
