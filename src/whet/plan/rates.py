@@ -333,9 +333,7 @@ def of_report(path: Path) -> Rates | None:
         ) from error
 
 
-def of_this_machine(
-    say: Callable[[str], None], folder: Path | None = None, *, budget_s: float = BUDGET_S
-) -> Rates:
+def of_this_machine(say: Callable[[str], None], folder: Path | None = None, *, budget_s: float = BUDGET_S) -> Rates:
     """Return this machine's rates: those in the cache, or measured now, which `say` announces.
 
     Rates from a busy machine are measured again, unless it is busy still.
