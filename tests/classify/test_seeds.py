@@ -56,6 +56,21 @@ def test_seeds_are_normal_runs_and_the_best_one_is_kept(
     assert run(["predict", str(out), "--file", str(topics), "--output", str(tmp_path / "found.jsonl")]) == 0
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_each_seed_is_a_run_of_its_own_in_tensorboard(
+    by_variable: bool, sentence_encoder: Path, topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    events, options = tmp_path / "events", {"train_file": topics, "validation_file": topics, "max_steps": 2}
+    if by_variable:
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(events))
+    else:
+        options["logging_dir"] = events
+    seeds = {"seeds": 2, "seed": 7, "report_to": "tensorboard"}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options, **seeds)) == 0
+    assert sorted(path.parent.name for path in events.rglob("*tfevents*")) == ["seed-7", "seed-8"]
+
+
 def test_metrics_of_test_data_have_a_mean_over_the_seeds(
     sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

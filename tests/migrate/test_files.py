@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from migrations import migrate
+from migrations import Migrated, migrate
 
 from whet.cli.main import run
 
@@ -200,6 +201,107 @@ def test_script_with_the_arguments_of_trl(tmp_path: Path) -> None:
         0, "whet lm --output_dir o --max_length 256 --packing false --model_name_or_path m --dataset_name d --do_train "
         "--learning_rate 2e-5",
     )  # fmt: skip
+
+
+_CLASSIFY = """
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+{before}
+model = AutoModelForSequenceClassification.from_pretrained("m")
+args = TrainingArguments("out", num_train_epochs={epochs})
+trainer = Trainer(model=model, args=args{more})
+trainer.train()
+"""
+
+
+def _classify(folder: Path, before: str = "data = load_dataset('imdb')", epochs: str = "2", more: str = "") -> Migrated:
+    path = folder / "train.py"
+    path.write_text(_CLASSIFY.format(before=before, epochs=epochs, more=more and f", {more}"))
+    return migrate(str(path))
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "options"),
+    [
+        ("data = load_dataset('glue', name='mrpc')", "train_dataset=data['train'].map(tokens)",
+         "--dataset_name glue --dataset_config_name mrpc"),
+        ("data = load_dataset('imdb', split='train[:1000]')\ndata = data.map(tokens)", "train_dataset=data",
+         "--dataset_name imdb --train_split_name 'train[:1000]'"),
+        ("train = load_dataset('imdb', split='train')\ntest = load_dataset('imdb', split='test')",
+         "train_dataset=train, eval_dataset=test", "--dataset_name imdb --validation_split_name test"),
+        ("data = load_dataset('json', data_files={'train': 'a.json', 'dev': ['b.json']})",
+         "train_dataset=data['train'], eval_dataset=data['dev']", "--train_file a.json --validation_file b.json"),
+        ("data = load_dataset('imdb')\nconfig = LoraConfig(r=16, target_modules=['query', 'value'], bias='none')",
+         "train_dataset=data['train'], peft_config=config",
+         "--dataset_name imdb --lora_r 16 --lora_alpha 8 --lora_dropout 0.0 --lora_target_modules query,value"),
+    ],
+)  # fmt: skip
+def test_data_and_adapter_of_a_script(before: str, more: str, options: str, tmp_path: Path) -> None:
+    found = _classify(tmp_path, before, more=more)
+    words = f"classify --model_name_or_path m {options} --output_dir out --num_train_epochs 2 --do_train"
+    assert (found.code, sorted(shlex.split(found.command)[1:])) == (0, sorted(shlex.split(words)))
+
+
+def test_adapter_of_a_script_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "sft.py"
+    path.write_text(
+        "args = SFTConfig('o', eval_strategy='epoch')\ndata = load_dataset('d')\n"
+        "SFTTrainer('m', args, train_dataset=data['train'], eval_dataset=data['validation'],\n"
+        "           peft_config=LoraConfig(r=16, lora_alpha=32)).train()\n"
+    )
+    found = migrate(str(path))
+    assert found.code == 0
+    assert "--lora_r 16 --lora_alpha 32 --lora_dropout 0.0" in found.command
+    assert "--validation_split_name validation" in found.command, "trl sft itself evaluates on test"
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "given"),
+    [
+        ("data = load_dataset('json', data_files=['a.json', 'b.json'])", "", "data_files=['a.json', 'b.json']"),
+        ("data = load_dataset('json', data_files=ROOT + '/a.json')", "", "data_files=ROOT + '/a.json'"),
+        ("data = load_dataset('json', data_files='a.json', split='train[:9]')", "", "split train[:9]"),
+        ("data = load_dataset('imdb', data_dir='old')", "", "data_dir='old'"),
+        ("data = load_dataset('imdb', split=PART)", "", "split=PART"),
+        ("data = load_dataset('imdb')\nmore = load_dataset('squad')", "", "load_dataset('squad')"),
+        ("data = load_dataset('imdb')['train'].select(range(9))", "", ".select(range(9))"),
+        ("data = load_dataset('imdb')\nteacher = AutoModelForSequenceClassification.from_pretrained('large')", "",
+         "the model 'm'"),
+        ("data = load_dataset('imdb')\nclass Mine(Trainer): pass", "", "class Mine(Trainer)"),
+        ("data = load_dataset('imdb')\nother = TrainingArguments(num_train_epochs=9)", "", "num_train_epochs=2"),
+        ("data = load_dataset('imdb')", "callbacks=[EarlyStoppingCallback()]", "callbacks=[EarlyStoppingCallback()]"),
+        ("data = load_dataset('imdb')", "eval_dataset=rows()", "eval_dataset=rows()"),
+        ("data = load_dataset('imdb')", "peft_config=LoraConfig(r=RANK)", "LoraConfig(r=RANK)"),
+        ("data = load_dataset('imdb')", "peft_config=IA3Config()", "peft_config=IA3Config()"),
+    ],
+)  # fmt: skip
+def test_what_a_command_cannot_say_of_a_script_is_refused(before: str, more: str, given: str, tmp_path: Path) -> None:
+    found = _classify(tmp_path, before, more=more)
+    assert found.code == 78
+    assert found.said(given)[0] == "refused"
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["if DEBUG:\n    EPOCHS = 3", "EPOCHS += 1", "EPOCHS: int = 3", "for EPOCHS in (3, 4): pass", "print(EPOCHS := 3)",
+     "with started() as EPOCHS: pass", "def train(EPOCHS): pass", "from settings import EPOCHS",
+     "from settings import epochs as EPOCHS"],
+)  # fmt: skip
+def test_name_that_is_bound_twice_has_no_value(again: str, tmp_path: Path) -> None:
+    found = _classify(tmp_path, f"data = load_dataset('imdb')\nEPOCHS = 2\n{again}", "EPOCHS")
+    assert found.code == 78
+    assert "--num_train_epochs" not in found.command
+    assert found.said("num_train_epochs=EPOCHS")[0] == "refused"
+    once = _classify(tmp_path, "data = load_dataset('imdb')\nEPOCHS: int = 2", "EPOCHS")
+    assert (once.code, "--num_train_epochs 2" in once.command) == (0, True)
+
+
+def test_arguments_that_change_later_are_refused(tmp_path: Path) -> None:
+    more = "train_dataset=data['train'])\nargs.num_train_epochs = 9\nprint(0"
+    found = _classify(tmp_path, more=more)
+    assert (found.code, found.said("args.num_train_epochs")[0]) == (78, "refused")
+    settings = "data = load_dataset('imdb')\nSETTINGS = {'seed': 1}\nSETTINGS['seed'] = 2"
+    changed = _classify(tmp_path, settings, "2, **SETTINGS")
+    assert (changed.code, "--seed" in changed.command) == (78, False)
 
 
 _JOB = """

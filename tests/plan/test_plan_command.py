@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,20 @@ def test_of_several_splits_the_last_is_named() -> None:
     halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
     rounded = fit.Change("--precision bf16", "rounding", ())
     assert fit._added(fit._added([halves], rounded), quarters) == [rounded, quarters]
+
+
+@pytest.mark.parametrize(
+    ("packed", "changed", "same"),
+    [(True, {}, True), (False, {}, False), (True, {"dataloader_drop_last": True}, False),
+     (True, {"train_sampling_strategy": "batch_rebalance"}, False)],
+)  # fmt: skip
+def test_a_split_keeps_the_result_of_runs_that_auto_would_split(
+    packed: bool, changed: dict[str, Any], same: bool
+) -> None:
+    args = TrainingArguments(output_dir="unused", per_device_train_batch_size=8, **changed)
+    forecast: Any = SimpleNamespace(anatomy=SimpleNamespace(packed=packed))
+    split = next(fit.changes(None, args, forecast))
+    assert (split.is_split, split.same_result) == (True, same)
 
 
 def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +223,9 @@ def test_the_report_of_another_machine_says_what_is_free(folder: Path, capsys: p
     report = {"machine": {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": 2_000_000_000}}
     (folder / "report.json").write_text(json.dumps(report))
     assert _planned(folder, capsys, hardware=folder / "report.json")["memory"]["free_bytes"] == 2_000_000_000
+    for given in ({"hardware": folder / "report.json"}, {"memory": "64GB"}):
+        memory = _planned(folder, capsys, "--no_time", memory_limit_gb=0.5, **given)["memory"]
+        assert memory["free_bytes"] == 1 << 29, "the run itself would stop there"
     (folder / "report.json").write_text("{}")
     given = words("plan", folder / "model", folder / "out", hardware=folder / "report.json")
     assert run(given) == 78

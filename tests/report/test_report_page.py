@@ -221,6 +221,22 @@ def test_steps_that_a_resumed_run_took_again_are_drawn_once(folder: Path) -> Non
     assert "dotted line: resumed from step 6" in text
 
 
+@pytest.mark.parametrize(("status", "memory"), [(None, "1.1 GB"), ("stopped", "2.0 GB")])
+def test_time_and_memory_of_a_resumed_run_are_those_of_all_its_processes(
+    status: str | None, memory: str, folder: Path
+) -> None:
+    lines = [json.loads(line) for line in (folder / "run.jsonl").read_text("utf-8").splitlines()]
+    first = lines[:8]  # up to step 6, one minute after the begin
+    first += [lines[-1] | {"status": status, "train_s": 60.0, "peak_bytes": 2e9}] if status else []
+    write_lines(folder / "run.jsonl", [*first, lines[0] | {"resumed_from": 6}, lines[1], *lines[8:]])
+    text = _text(folder)
+    assert "<dt>training time</dt><dd>3m00s</dd>" in text
+    assert f"<dt>peak memory</dt><dd>{memory}</dd>" in text
+    rows = Page(text).table("What was expected after the first steps").rows[1:]
+    assert rows[0] == ["peak memory since the resume", "1.0 GB", "1.1 GB", "1.10"]
+    assert rows[1][::2] == ["training time since the resume", "2m00s"], "the forecast is of this process"
+
+
 def test_time_of_each_part_is_summed(folder: Path) -> None:
     rows = _page(folder).table("2m00s of the training, by part").rows[1:]
     assert [row[:3] for row in rows] == [

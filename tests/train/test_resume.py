@@ -130,7 +130,7 @@ def _trainer(case: Case, folder: Path, **changes: Any) -> engine.Trainer:
 
 def _figures(trainer: engine.Trainer) -> list[dict[str, Any]]:
     """The log without times."""
-    timed = ("runtime", "per_second", "padding_avoided")
+    timed = ("runtime", "per_second")
     return [{k: v for k, v in entry.items() if not k.endswith(timed)} for entry in trainer.state.log_history]
 
 

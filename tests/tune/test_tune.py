@@ -106,6 +106,15 @@ def test_printed_command_trains_the_best_model_again(searched: tuple[Path, str],
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
+def test_each_trial_is_a_run_of_its_own_in_tensorboard(encoder: Path, topics: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    events, more = tmp_path / "events", {"trials": 2, "num_train_epochs": 1, "report_to": "tensorboard"}
+    argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-4,1e-3", logging_dir=events, **more)
+    assert run(argv) == 0
+    assert sorted(path.parent.name for path in events.rglob("*tfevents*")) == ["trial-0", "trial-1"]
+
+
 def _waits_for(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 400
     while not condition():

@@ -255,7 +255,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
     with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
-        free = _free(asked, room(args).free_bytes)
+        free = _free(asked, room(args).free_bytes, args.memory_limit_gb)
         found = forecast(task, job, args, free)
         ways = None
         if asked.fit and free is not None and not found.memory.fits:
@@ -355,21 +355,30 @@ def _made_up(task: Any, job: Any, args: TrainingArguments, folder: Path) -> Path
     return path
 
 
-def _free(asked: PlanArguments, here: int | None) -> int | None:
-    """Return what a rank may use: as given, as the report of its machine says, or what is free here."""
+def _free(asked: PlanArguments, here: int | None, limit_gb: float | None) -> int | None:
+    """Return what a rank may use: as given, as the report of its machine says, or what is free here.
+
+    It is never more than the limit on one process that the settings have, which counts in `here` already.
+    """
     if asked.memory is not None:
-        return (bytes_of(asked.memory) or 0) // asked.ranks
-    if asked.hardware is None:
+        free = (bytes_of(asked.memory) or 0) // asked.ranks
+    elif asked.hardware is not None:
+        free = _free_there(asked.hardware) // asked.ranks
+    else:
         return here
+    return min(free, int(limit_gb * 2**30)) if limit_gb else free
+
+
+def _free_there(path: str) -> int:
     try:
-        report = json.loads(Path(asked.hardware).read_text("utf-8"))
+        report = json.loads(Path(path).read_text("utf-8"))
         machine = report["machine"]
         known = [machine[name] for name in ("memory_available_bytes", "memory_limit_bytes") if machine.get(name)]
-        return min(int(one) for one in known) // asked.ranks
+        return min(int(one) for one in known)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             what="the report of the machine cannot be read",
-            got=f"{asked.hardware}: {error}",
+            got=f"{path}: {error}",
             why="it says how much memory that machine has",
             fix="run whet doctor --json there, and name the file with what it prints",
         ) from error

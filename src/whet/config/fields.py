@@ -346,7 +346,7 @@ class TrainingFields:
     run_name: str | None = None
     """Name of the run in the trackers. null: the tracker chooses one."""
     logging_dir: str | None = None
-    """Folder for TensorBoard's files. null: runs, inside output_dir."""
+    """Folder for TensorBoard's files; each of several seeds or trials has its own in it. null: runs, in output_dir."""
     disable_tqdm: bool = field(default=False, metadata={"kind": bool | None})
     """Show no live line on a terminal; print a line at each interval instead, as into a file."""
     profile: bool = False

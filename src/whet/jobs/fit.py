@@ -10,6 +10,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.sharing import stage_of_run
 from whet.engine.forecast import Forecast
 from whet.errors import WhetError
+from whet.plan import choose
 
 Settings = tuple[Any, TrainingArguments]
 """The task's and the training's."""
@@ -52,11 +53,12 @@ class Outcome:
 def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[Change]:
     """Yield what makes this run smaller, the cheapest first: what costs time, then what changes the result."""
     rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    same = not choose.fixed_split(args) and forecast.anatomy.packed  # padded batches draw other dropout
     while rows > 1 and rows % 2 == 0 and not args.optimizer_in_backward:
         rows, batches = rows // 2, batches * 2
         flags = f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {batches}"
         smaller = _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches)
-        yield Change(flags, "smaller products", (job, smaller), is_split=True)
+        yield Change(flags, "smaller products", (job, smaller), same_result=same, is_split=True)
     if args.precision in ("auto", "fp32"):
         yield Change("--precision bf16", "rounding", (job, _with(args, precision="bf16", bf16=None)), same_result=False)
     if not args.gradient_checkpointing:

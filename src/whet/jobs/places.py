@@ -124,6 +124,15 @@ def _packages(args: TrainingArguments) -> Iterator[Problem]:
         yield problem
 
 
+def logging_dir_in(args: TrainingArguments, name: str) -> str | None:
+    """Return the folder of TensorBoard's files of the seed or trial of this name; None: that in its output folder.
+
+    TensorBoard draws the files of one folder as one run.
+    """
+    asked = args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    return str(Path(asked) / name) if asked and "tensorboard" in args.report_to else None
+
+
 _NOT_SENT: Mapping[str, Mapping[str, str]] = {
     "wandb": {
         "WANDB_LOG_MODEL": "after the run, upload its folder: wandb artifact put OUT",

@@ -25,7 +25,7 @@ from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs.fields import JobFields
-from whet.jobs.places import may_hold_files, require_places
+from whet.jobs.places import logging_dir_in, may_hold_files, require_places
 from whet.jobs.splits import SPLITS
 from whet.jobs.task import Shown, Task
 from whet.watch import files as output_files
@@ -232,7 +232,8 @@ def run_seeds(
         record = known[seed]
         printing.show([f"seed {seed} ({n} of {job.seeds}){', trained before' if record else ''}"])
         if record is None:
-            own = replace(args, seed=seed, output_dir=str(folder), precision=precision)
+            places = {"output_dir": str(folder), "logging_dir": logging_dir_in(args, folder.name)}
+            own = replace(args, seed=seed, precision=precision, **places)
             with _stops_with(f"{n - 1} of {job.seeds} seeds are trained"):
                 earlier = "the first seed" if args.precision == "auto" != precision else ""
                 record = _train(task, job, own, examples, earlier, choice) | {"seed": seed, "settings": settings}

@@ -34,7 +34,7 @@ from whet.config.secrets import hidden
 from whet.config.settings import options_of, printable
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
 from whet.jobs.fields import JobFields
-from whet.jobs.places import may_hold_files, require_places
+from whet.jobs.places import logging_dir_in, may_hold_files, require_places
 from whet.jobs.task import Task
 from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
 from whet.optional import extra, require
@@ -275,6 +275,8 @@ class _Search:
         folder = self._folder / f"trial-{trial.number}"
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "whet", *self._words, *_flags(values), "--output_dir", str(folder)]
+        if (events := logging_dir_in(self._args, folder.name)) is not None:
+            command += ["--logging_dir", events]
         follower, judged = record.Follower(folder), set[int]()
         began_s, errors = time.perf_counter(), self._folder / f".trial-{trial.number}.err"
         with errors.open("wb") as file:

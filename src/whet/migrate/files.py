@@ -43,7 +43,11 @@ _HEADS = {
     "QuestionAnswering": "qa", "SequenceClassification": "classify", "TokenClassification": "tag", "CausalLM": "lm",
 }  # fmt: skip
 _WORK = {"train": "do_train", "evaluate": "do_eval", "predict": "do_predict"}
-_SPLITS = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
+_SPLITS = {
+    "train": ("train_file", "train_split_name"), "validation": ("validation_file", "validation_split_name"),
+    "test": ("test_file", "test_split_name"),
+}  # fmt: skip
+"""Part of the data, and the usual name of its split -> the options for its file and for the name of its split."""
 
 
 def options_of(values: Mapping[str, Any]) -> dict[str, Flag]:
@@ -140,78 +144,373 @@ def _leaves(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield f"{path}{name}", value
 
 
+_COMPUTED = "the script computes it: give its value to the command of whet"
+_KEEP = "keep the script, and change the import to whet.Trainer"
+_READERS = ("json", "csv", "parquet", "text")
+"""What load_dataset calls its readers of files."""
+_LOADING = {"cache_dir", "download_config", "download_mode", "keep_in_memory", "num_proc", "save_infos", "token",
+            "use_auth_token", "verification_mode"}  # fmt: skip
+"""Keywords of load_dataset that change no row."""
+_PICKING = {"concatenate_datasets", "filter", "interleave_datasets", "select", "shard", "train_test_split"}
+"""Functions of datasets that choose rows."""
+_DATA = {"train_dataset": "train", "eval_dataset": "validation", "test_dataset": "test"}
+"""Argument of a trainer or of one of its methods -> the part of the data that it is."""
+_OF_MODEL = {
+    "revision": "model_revision", "torch_dtype": "torch_dtype", "dtype": "dtype", "token": "token",
+    "cache_dir": "cache_dir", "trust_remote_code": "trust_remote_code", "load_in_8bit": "load_in_8bit",
+    "load_in_4bit": "load_in_4bit",
+}  # fmt: skip
+"""Keyword of from_pretrained -> the option of transformers' scripts."""
+_IN_COMMAND = {
+    "num_labels", "id2label", "label2id", "ignore_mismatched_sizes", "use_cache", "device_map", "low_cpu_mem_usage",
+    "use_safetensors", "use_auth_token", "return_dict", "local_files_only", "force_download", "attn_implementation",
+}  # fmt: skip
+"""Keywords of from_pretrained that a command of whet needs no option for."""
+_BY_COMMAND = {"args", "data_collator", "processing_class", "tokenizer", "model_init", "compute_metrics",
+               "preprocess_logits_for_metrics"}  # fmt: skip
+"""Arguments of a trainer that a command of whet has itself, or that are read where they are made."""
+_NO_CODE = f"a command runs no code of yours: {_KEEP}"
+_CODE = dict.fromkeys(
+    ("callbacks", "optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "formatting_func"), _NO_CODE
+) | {"ref_model": "whet's reference is the model before training: leave it out if it is that one"}
+"""Argument of a trainer that changes the training, and that no option can say -> what to do."""
+_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
+         "target_modules": "lora_target_modules", "use_dora": "use_dora"}  # fmt: skip
+_USUAL_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""peft's defaults, which are not those of whet."""
+
+
 class _Script(ast.NodeVisitor):
-    """Collects what a training script says in literals, and in names that are set once to literals."""
+    """Collects what a training script says in literals, and in names that are bound once, to a literal."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.constants: dict[str, Any] = {}
+        self.bound = _bindings(tree)
+        self.mutated = {
+            node.value.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.value, ast.Name)
+            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
+        }  # fmt: skip
+        """Names whose dict or list may be another one later."""
         self.values: dict[str, Any] = {}
-        self.unknown: dict[str, str] = {}
-        """Option -> the expression that the script computes it by."""
+        self.refused: dict[str, str] = {}
+        """What no option stands for -> why."""
         self.task: str | None = None
         self.command: str | None = None
         """Of TRL: sft or dpo."""
         self.found = False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                known, value = self._value(node.value)
-                if known:
-                    self.constants[node.targets[0].id] = value
+        self.model: tuple[str, Any] | None = None
+        """Head and name of the model."""
+        self.tokenizer: Any = None
+        """Name of the tokenizer, if the script says it."""
+        self.loaded: dict[str, str] | None = None
+        """Arguments of load_dataset, without the split."""
+        self.splits: dict[str, str] = {}
+        """Part of the data -> the split that the script takes for it."""
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for node in calls:
+            self._find_parts(node)
+        if any(_name(node.func) == "train_test_split" for node in calls):
+            self.splits = {}  # "train" and "test" are parts of one split then
         self.visit(tree)
+        if self.tokenizer and self.tokenizer != self.values.get("model_name_or_path", self.tokenizer):
+            self.values["tokenizer_name"] = self.tokenizer
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and self._is_arguments(node.value):
+                self.values.pop(node.attr, None)
+                self.refused[ast.unparse(node)] = _COMPUTED
+
+    def _followed(self, node: ast.expr | None) -> tuple[ast.expr | None, set[str]]:
+        """Return what an expression stands for, through names that are bound once, and these names."""
+        names = set[str]()
+        while isinstance(node, ast.Name) and node.id not in names:
+            names.add(node.id)
+            bound = self.bound.get(node.id, [])
+            node = bound[0] if len(bound) == 1 else None
+        return node, names
 
     def _value(self, node: ast.expr) -> tuple[bool, Any]:
-        if isinstance(node, ast.Name) and node.id in self.constants:
-            return True, self.constants[node.id]
+        found, names = self._followed(node)
         try:
-            return True, ast.literal_eval(node)
-        except ValueError:
+            value = ast.literal_eval(found) if found is not None else ...
+        except (ValueError, TypeError):
             return False, None
+        is_stale = isinstance(value, dict | list | set) and names & self.mutated
+        return (False, None) if value is ... or is_stale else (True, value)
+
+    def _is_arguments(self, node: ast.expr) -> bool:
+        bound = self.bound.get(node.id, []) if isinstance(node, ast.Name) else []
+        return any(isinstance(one, ast.Call) and _name(one.func) in _ARGUMENTS for one in bound)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            if _name(base).endswith("Trainer"):
+                self.refused[f"class {node.name}({ast.unparse(base)})"] = _NO_CODE
+        self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        owner = getattr(node.func.value, "id", "") if isinstance(node.func, ast.Attribute) else ""
+        name = _name(node.func)
+        owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if name in _ARGUMENTS:
             self._arguments(name, node)
         elif name == "from_pretrained" and (head := owner.rpartition("For")[2]) in _HEADS:
-            self.task = _HEADS[head]
-            self._put("model_name_or_path", node.args[:1])
+            self._pretrained(_HEADS[head], node)
+        elif name == "from_pretrained" and owner == "PeftModel":
+            self.refused[ast.unparse(node)] = f"whet trains a new adapter: merge this one first; or {_KEEP}"
+        elif name == "from_pretrained" and "Tokenizer" in owner and node.args:
+            self.tokenizer = self._value(node.args[0])[1]
         elif name == "load_dataset":
             self._data(node)
+        elif name in _PICKING and (isinstance(node.func, ast.Attribute) or name.endswith("_datasets")):
+            of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            self.refused[ast.unparse(node).removeprefix(of)] = (
+                "the script chooses rows: name a split such as --train_split_name 'train[:1000]', or a file of them"
+            )
         elif name in _WORK and isinstance(node.func, ast.Attribute) and "train" in owner.lower():
             self.values[_WORK[name]] = True
-        elif name in ("SFTTrainer", "DPOTrainer"):
-            self.task, self.command = "lm", name[:3].lower()
-            self._put("model_name_or_path", [one.value for one in node.keywords if one.arg == "model"])
+        elif name in ("get_peft_model", "add_adapter"):
+            given = dict(_named(node, *(("model",) if name == "get_peft_model" else ()), "peft_config"))
+            self._adapter(given.get("peft_config") or given.get("adapter_config") or node)
+        elif name == "add_callback":
+            self.refused[ast.unparse(node)] = _NO_CODE
+        elif name.endswith("Trainer"):
+            self._trainer(name, node)
         self.generic_visit(node)
 
-    def _put(self, option: str, nodes: list[ast.expr]) -> None:
-        known, value = self._value(nodes[0]) if nodes else (False, None)
-        if known and isinstance(value, str):
+    def _take(self, option: str, value: Any, given: str) -> None:
+        """Take the value of an option; of two, only the script knows which one counts."""
+        if option in self.values and self.values[option] != value:
+            self.refused[given] = "the script has two values for it: give the command of whet the one that counts"
+        else:
             self.values[option] = value
+
+    def _option(self, option: str, expression: ast.expr) -> None:
+        known, value = self._value(expression)
+        given = f"{option}={ast.unparse(expression)}"
+        if known and option == "**" and isinstance(value, dict):
+            for name, one in value.items():
+                self._take(str(name), one, f"{name}={one!r}")
+        elif known and not option.startswith("*"):
+            self._take(option, value, given)
+        else:
+            self.refused[given] = _COMPUTED
 
     def _arguments(self, name: str, node: ast.Call) -> None:
         self.found = True
         self.command = _ARGUMENTS[name] or self.command
-        given = [*zip(("output_dir",), node.args, strict=False)]
-        given += [(one.arg or "", one.value) for one in node.keywords]
-        for option, expression in given:
+        for option, expression in _named(node, "output_dir"):
+            self._option(option, expression)
+
+    def _pretrained(self, task: str, node: ast.Call) -> None:
+        first = "pretrained_model_name_or_path"
+        given = dict(_named(node, first))
+        if not self._takes_model(task, given.pop(first, node)):
+            return
+        for name, expression in given.items():
             known, value = self._value(expression)
-            if known and not option and isinstance(value, dict):
-                self.values |= value
-            elif known and option:
-                self.values[option] = value
+            text, option = ast.unparse(expression), _OF_MODEL.get(name)
+            if (known and (value is None or value is False)) or (option is None and name in _IN_COMMAND):
+                continue
+            if option and (known or text.startswith("torch.")):
+                self._take(option, value if known else text, f"{name}={text}")
             else:
-                self.unknown[option or "**"] = ast.unparse(expression)
+                why = f"a command of whet does not change the model's configuration: {_KEEP}"
+                self.refused[f"{name}={text}"] = _COMPUTED if option else why
+
+    def _takes_model(self, task: str, expression: ast.expr) -> bool:
+        """Take the name of the model, unless another one was named."""
+        known, value = self._value(expression)
+        text = ast.unparse(expression)
+        model = (task, value if known else text)
+        if self.model not in (None, model):
+            self.refused[f"the model {text}"] = "whet trains one model; that of a teacher is --teacher_model"
+            return False
+        self.model, self.task = model, task
+        if known:
+            self.values["model_name_or_path"] = value
+        else:
+            self.refused[f"model_name_or_path={text}"] = _COMPUTED
+        return True
+
+    def _trainer(self, name: str, node: ast.Call) -> None:
+        if name in ("SFTTrainer", "DPOTrainer"):
+            self.task, self.command = "lm", name[:3].lower()
+        for option, expression in _of_trainer(node):
+            known, value = self._value(expression)
+            given = f"{option}={ast.unparse(expression)}"
+            if option in _BY_COMMAND or option in _DATA or (known and value in (None, [], (), (None, None))):
+                continue
+            if option == "model":
+                if known and isinstance(value, str):
+                    self._takes_model("lm", expression)
+            elif option == "peft_config":
+                self._adapter(expression)
+            elif option in _CODE:
+                self.refused[given] = _CODE[option]
+            else:
+                self._option(option, expression)
+
+    def _adapter(self, expression: ast.expr) -> None:
+        """Take the values of a LoraConfig, and peft's own defaults of the others."""
+        config, _ = self._followed(expression)
+        if not isinstance(config, ast.Call) or _name(config.func) != "LoraConfig":
+            self.refused[f"peft_config={ast.unparse(expression)}"] = "whet has LoRA: --lora_r, --lora_alpha and so on"
+            return
+        found: dict[str, Any] = dict(_USUAL_LORA)
+        for name, one in _named(config):
+            known, value = self._value(one)
+            option, given = _LORA.get(name), f"LoraConfig({name}={ast.unparse(one)})"
+            if name == "target_modules" and isinstance(value, list | tuple | set):
+                value = ",".join(map(str, sorted(value) if isinstance(value, set) else value))
+            elif name == "target_modules" and value not in (None, "all-linear"):
+                option = None  # a pattern
+            if name in ("task_type", "inference_mode") or (known and value in (None, False, "none")):
+                continue
+            if option and known:
+                found[option] = value
+            else:
+                found.pop(option or "", None)
+                self.refused[given] = _COMPUTED if option else f"whet's adapters have no such setting: {_KEEP}"
+        for option, value in found.items() if "lora_r" in found else ():
+            self._take(option, value, f"LoraConfig({option}={value})")
+
+    # The data: of a trainer's arguments, which splits it takes; of load_dataset, where they are
+
+    def _find_parts(self, node: ast.Call) -> None:
+        name, given = _name(node.func), list[tuple[str, ast.expr]]()
+        if name.endswith("Trainer"):
+            given = _of_trainer(node)
+        elif name in ("evaluate", "predict") and isinstance(node.func, ast.Attribute):
+            is_trainer = "train" in _name(node.func.value).lower()
+            given = _named(node, "eval_dataset" if name == "evaluate" else "test_dataset") if is_trainer else []
+        for option, expression in given:
+            if option not in _DATA or self._value(expression) == (True, None):
+                continue
+            splits, part = self._splits_of(expression, set()), _DATA[option]
+            split = splits.pop() if len(splits) == 1 else None
+            text = f"{option}={ast.unparse(expression)}"
+            if split is None:
+                self.refused[text] = f"the script makes it: name a split or a file of its rows, or {_KEEP}"
+            elif split and self.splits.setdefault(part, split) != split:
+                self.refused[text] = f"it is another split than before: --{_SPLITS[part][1]} names one"
+
+    def _splits_of(self, node: ast.expr | None, seen: set[str]) -> set[str | None]:
+        """Return the splits that an expression may be: "" for all that is loaded, None for what no split is."""
+        if isinstance(node, ast.Name):
+            bound = [] if node.id in seen else self.bound.get(node.id, [None])
+            seen.add(node.id)
+            return set[str | None]().union(*(self._splits_of(one, seen) for one in bound))
+        if isinstance(node, ast.Subscript):
+            _, value = self._value(node.slice)
+            return {value if isinstance(value, str) else None}
+        if isinstance(node, ast.Call) and _name(node.func) == "load_dataset":
+            split = dict(_named(node)).get("split")
+            known, value = (True, "") if split is None else self._value(split)
+            return {value if known and isinstance(value, str) else None}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # data.map(...)
+            return self._splits_of(node.func.value, seen)
+        return {None}
 
     def _data(self, node: ast.Call) -> None:
-        files = next((self._value(one.value)[1] for one in node.keywords if one.arg == "data_files"), None)
-        if isinstance(files, dict):
-            self.values |= {_SPLITS[split]: file for split, file in files.items() if split in _SPLITS}
-        elif isinstance(files, str):
-            self.values["train_file"] = files
+        given = dict(_named(node, "path", "name", "data_dir", "data_files"))
+        split, text = given.pop("split", None), ast.unparse(given.get("path", node.func))
+        _, named = (True, None) if split is None else self._value(split)
+        loaded = {name: ast.dump(one) for name, one in given.items()}
+        if self.loaded is None:
+            self.loaded = loaded
         else:
-            self._put("dataset_name", node.args[:1])
-            self._put("dataset_config_name", node.args[1:2])
+            if loaded != self.loaded or (named is not None and named not in self.splits.values()):
+                self.refused[f"load_dataset({text}{f', split={named!r}' if named else ''})"] = (
+                    "whet trains on one data set, whose splits --train_split_name and --validation_split_name name; or "
+                    "join the rows, and name their file"
+                )
+            return
+        if isinstance(named, str):
+            self.splits.setdefault("train", named)
+        elif split is not None:
+            self.refused[f"split={ast.unparse(split)}"] = _COMPUTED
+        path, files = given.pop("path", None), given.pop("data_files", None)
+        known, name = (False, None) if path is None else self._value(path)
+        if not known:
+            self.refused[f"dataset_name={text}"] = _COMPUTED
+        elif name not in _READERS:
+            self._take("dataset_name", name, f"load_dataset({text})")
+            self.values |= {_SPLITS[part][1]: own for part, own in self.splits.items() if own != part}
+        if files is not None and name in _READERS:
+            self._files(files)
+        elif files is not None:
+            self.refused[f"data_files={ast.unparse(files)}"] = "whet reads a data set of the hub, or files of your own"
+        for option, expression in given.items():
+            known, value = self._value(expression)
+            if option in _LOADING or (known and (value is None or value is False)):
+                continue
+            if option == "name" and known:
+                self._take("dataset_config_name", value, f"name={value!r}")
+            else:
+                why = "whet does not load data so: save the rows, and name their file"
+                self.refused[f"{option}={ast.unparse(expression)}"] = _COMPUTED if option == "name" else why
+
+    def _files(self, expression: ast.expr) -> None:
+        known, value = self._value(expression)
+        named = value if isinstance(value, dict) else {"train": value}
+        alone = {
+            name: one[0] if isinstance(one, list | tuple) and len(one) == 1 else one for name, one in named.items()
+        }
+        if not known or not all(isinstance(one, str) for one in alone.values()):
+            why = "the script computes it, or has several: join their rows, and name the file in --train_file"
+            self.refused[f"data_files={ast.unparse(expression)}"] = why
+            return
+        used = {part: self.splits.get(part, part) for part in _SPLITS}
+        for part, name in used.items():
+            if name in alone and (part in self.splits or name not in self.splits.values()):
+                self.values[_SPLITS[part][0]] = alone[name]
+            elif part in self.splits:
+                self.refused[f"split {name}"] = f"files have no splits: name its rows in --{_SPLITS[part][0]}"
+        for name in alone.keys() - {*used.values(), *_SPLITS}:
+            self.refused[f"data_files: {name}"] = "nothing says what it is for: --train_file or --validation_file"
+
+
+def _name(node: ast.expr) -> str:
+    """Return the last part of a dotted name; "" for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _named(node: ast.Call, *positional: str) -> list[tuple[str, ast.expr]]:
+    """Return the arguments of a call with their names: * and ** for those that have none."""
+    names = [*positional, *["*"] * len(node.args)]
+    given = [("*" if isinstance(one, ast.Starred) else name, one) for name, one in zip(names, node.args, strict=False)]
+    return [*given, *((one.arg or "**", one.value) for one in node.keywords)]
+
+
+def _of_trainer(node: ast.Call) -> list[tuple[str, ast.expr]]:
+    first = ("model", "ref_model") if _name(node.func) == "DPOTrainer" else ("model",)
+    return _named(node, *first, "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
+
+
+_NAMING = (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+
+
+def _bindings(tree: ast.Module) -> dict[str, list[ast.expr | None]]:
+    """Return for each name what each of its bindings gives it; None for what no plain assignment does."""
+    assigned: dict[int, ast.expr | None] = {}
+    found: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(tree):
+        name: str | None = None
+        if isinstance(node, ast.Assign):
+            assigned |= {id(target): node.value for target in node.targets}
+        elif isinstance(node, ast.AnnAssign):
+            assigned[id(node.target)] = node.value
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            name = node.id
+        elif isinstance(node, ast.alias):
+            name = node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.MatchMapping):
+            name = node.rest
+        elif isinstance(node, _NAMING):
+            name = node.arg if isinstance(node, ast.arg) else node.name
+        if name:
+            found.setdefault(name, []).append(assigned.get(id(node)))
+    return found
 
 
 def _from_python(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, dict[str, Flag]]:
@@ -233,11 +532,15 @@ def _from_python(draft: Draft, path: Path, task: str | None) -> tuple[Program | 
         )
     if script.command:
         program, _ = program_of(f".trl.scripts.{script.command}", [])
+        if "lora_r" in script.values:
+            script.values["use_peft"] = True
+        if "dataset_name" in script.values and "validation" in script.splits:  # TRL's commands take another
+            script.values["validation_split_name"] = script.splits["validation"]
     else:
         task = task or script.task
         program = own_program(task, path.name) if task else None
-    for option, expression in script.unknown.items():
-        draft.say(f"{option}={expression}", "refused", "the script computes it: give its value to the command of whet")
+    for given, why in script.refused.items():
+        draft.say(given, "refused", why)
     why = (
         "its loop, collator and metrics are whet's own in a command; or keep it, and change the import to whet.Trainer"
     )

@@ -402,7 +402,7 @@ def _complete_trl(draft: Draft, rate: str) -> None:
     """Set TRL's own defaults, and say which are left out."""
     draft.usual("do_train", "true", "trl always trains")
     draft.usual("learning_rate", rate, "TRL's default; whet's is 5e-5")
-    if draft.value("eval_strategy") not in (None, "no"):
+    if draft.value("eval_strategy") not in (None, "no") and "train_file" not in draft.options:
         draft.usual("validation_split_name", "test", "TRL evaluates on the split test")
     if not {"bf16", "fp16", "precision"} & draft.options.keys():
         draft.say("(default of TRL: bf16)", "done", "whet measures whether bf16 is faster on this machine")

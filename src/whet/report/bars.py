@@ -96,7 +96,7 @@ def of_run(run: Run) -> list[Bars]:
     memory, time = _sizes(forecast.get("parts"), MEMORY), _sizes(forecast.get("time"), _AS_RECORDED)
     lines = {"it took": _size(run.end.get("peak_bytes")), "was free": _size(forecast.get("free_bytes"))}
     known = {name: size for name, size in lines.items() if size}
-    taken = [Bar("it took", _sizes(run.seconds, TIMES))] if run.end else []
+    taken = [Bar("it took", _sizes(run.seconds_of_last, TIMES))] if run.end else []
     return _shown(
         Bars("Memory at the peak", [Bar("forecast", memory)], amount, known),
         Bars("Time of the training", [Bar("forecast", time), *taken] if time else [], time_text, {}),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from whet.report.runs import (
     number_text,
     words_of,
 )
+from whet.report.runs import finite as _known
 from whet.version import __version__
 
 GENERATOR = "whet report"
@@ -154,7 +154,7 @@ def _several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         {
             "name": run.name, "state": _state(run), "link": _link(run, folder),
             "time": duration(taken) if (taken := _train_s(run)) is not None else UNKNOWN,
-            "memory": _bytes(run.end.get("peak_bytes")),
+            "memory": _bytes(run.peak_bytes),
         }
         for run in runs
     ]  # fmt: skip
@@ -228,27 +228,28 @@ def _headlines(run: Run) -> list[dict[str, str]]:
         found.append(("training time", duration(taken)))
     if (rate := _known(run.metrics.get("train_tokens_per_second"))) is not None:
         found.append(("real tokens a second", f"{rate:,.0f}"))
-    if (peak := _known(run.end.get("peak_bytes"))) is not None:
+    if (peak := run.peak_bytes) is not None:
         found.append(("peak memory", amount(peak)))
     return [{"label": label, "value": value} for label, value in found]
 
 
 def _train_s(run: Run) -> float | None:
-    return _known(run.end.get("train_s")) or _known(run.metrics.get("train_runtime"))
+    return run.train_s or _known(run.metrics.get("train_runtime"))
 
 
 def _forecast(run: Run) -> list[dict[str, str]]:
-    """Return what was expected of memory and time, next to what came."""
-    forecast, rows = run.forecast, []
+    """Return what was expected of memory and time, next to what came; of a resumed run, of its last process."""
+    forecast, rows, since = run.forecast, [], " since the resume" if run.resumed_at else ""
     peak, found = _known(forecast.get("peak_bytes")), _known(run.end.get("peak_bytes"))
     if peak is not None:
-        rows.append(("peak memory", amount(peak), _bytes(found), _ratio(peak, found)))
-    expected, taken, began = _known(forecast.get("train_s")), _train_s(run), _known(run.begin.get("time"))
+        rows.append((f"peak memory{since}", amount(peak), _bytes(found), _ratio(peak, found)))
+    expected, began = _known(forecast.get("train_s")), _known(run.begin.get("time"))
+    taken = _known(run.end.get("train_s")) or _known(run.metrics.get("train_runtime"))
     if expected is not None:
         low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
-        rows.append(("training time", duration(expected) + between, shown, _ratio(expected, taken)))
+        rows.append((f"training time{since}", duration(expected) + between, shown, _ratio(expected, taken)))
         if began is not None:
             ended = _known(run.end.get("time"))
             rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
@@ -517,12 +518,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 # Times and amounts
-
-
-def _known(value: Any) -> float | None:
-    """Return the number; None for one that is not finite, too."""
-    found = number(value)
-    return None if found is None or not math.isfinite(found) else found
 
 
 def _bytes(value: Any) -> str:

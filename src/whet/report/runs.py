@@ -88,6 +88,12 @@ class Run:
     resumed_at: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went, by part. What a resumed run trained again counts each time."""
+    seconds_of_last: dict[str, float] = field(default_factory=dict)
+    """The same of its last process alone, which the forecast is of."""
+    train_s: float | None = None
+    """What the training took, of all processes of the run; None if the last one has no end."""
+    peak_bytes: float | None = None
+    """The most that one of them held; None if the last one has no end."""
     metrics: dict[str, Any] = field(default_factory=dict)
     examples: list[Examples] = field(default_factory=list)
     confusions: list[Confusion] = field(default_factory=list)
@@ -149,6 +155,12 @@ def number(value: Any) -> float | None:
         return None
 
 
+def finite(value: Any) -> float | None:
+    """Return the value as a number; None for one that is not finite, too."""
+    found = number(value)
+    return None if found is None or not math.isfinite(found) else found
+
+
 def number_text(value: Any) -> str:
     """Return a number as a table shows it."""
     if value is None:
@@ -206,12 +218,29 @@ def _read_record(run: Run) -> None:
     run.steps = found.steps
     run.evaluations = _by_step(_evaluations(found.run))
     _read_changes(run, found.run)
-    for attempt in found.run:
-        if isinstance(resumed_from := attempt.begin.get("resumed_from"), int):
-            run.resumed_at.append(resumed_from)
-        for step in attempt.steps:
-            for part, seconds in step.seconds.items():
-                run.seconds[part] = run.seconds.get(part, 0.0) + (seconds if math.isfinite(seconds) else 0.0)
+    run.resumed_at = [one for attempt in found.run if isinstance(one := attempt.begin.get("resumed_from"), int)]
+    run.seconds, run.seconds_of_last = _seconds(found.run), _seconds([found.training])
+    if run.end:
+        trained = [one for one in found.run if one.trains] or [found.training]
+        peaks = [finite((one.end or {}).get("peak_bytes")) for one in trained]
+        run.peak_bytes = max((one for one in peaks if one is not None), default=None)
+        run.train_s = sum(map(_train_s, trained))
+
+
+def _seconds(attempts: Sequence[Attempt]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for step in (one for attempt in attempts for one in attempt.steps):
+        for part, seconds in step.seconds.items():
+            found[part] = found.get(part, 0.0) + (seconds if math.isfinite(seconds) else 0.0)
+    return found
+
+
+def _train_s(attempt: Attempt) -> float:
+    """Return how long a process trained; one that was killed, up to its last step."""
+    if attempt.end is not None:
+        return finite(attempt.end.get("train_s")) or 0.0
+    began, last = finite(attempt.begin.get("time")), attempt.steps[-1].time if attempt.steps else math.nan
+    return max(last - began, 0.0) if began is not None and math.isfinite(last) else 0.0
 
 
 def _evaluations(attempts: Sequence[Attempt]) -> Iterator[tuple[int, Mapping[str, Any]]]:

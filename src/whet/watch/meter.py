@@ -41,6 +41,12 @@ _KINDS = {
     "n_rows": schema.count,
     "window": schema.list_of(schema.loss),
 }
+_LATER_KINDS = {
+    "part_windows": schema.object_of(schema.list_of(schema.loss)),
+    "n_computed": schema.count,
+    "n_padded": schema.count,
+}
+"""Those that some checkpoints lack."""
 
 
 def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> list[int]:
@@ -167,7 +173,7 @@ _KEPT = 1.0 - 1.0 / 200.0
 
 @dataclass
 class Meter:
-    """Counts of one run in this process; times come from the monotonic clock."""
+    """Counts of one run in this process, unless they say otherwise; times come from the monotonic clock."""
 
     started_s: float = field(default_factory=time.perf_counter)
     n_steps: int = 0
@@ -176,7 +182,9 @@ class Meter:
     """Rows that earlier processes of the run trained on."""
     n_tokens: int = 0
     n_computed: int = 0
+    """Tokens that the run computed, including those before a resume."""
     n_padded: int = 0
+    """What they would be with padding."""
     n_skipped: int = 0
     """Steps not applied because loss or gradient were not finite."""
     loss_total: float = 0.0
@@ -223,22 +231,25 @@ class Meter:
         return {name: sum(losses) / len(losses) if losses else float("nan") for name, losses in windows.items()}
 
     def state(self) -> State:
-        """Return what the mean loss and the next log need."""
+        """Return what the figures of the complete run and the next log need."""
         parts = {name: _as_json(losses) for name, losses in self.part_windows.items()}
         return {
             "loss_total": self.loss_total,
             "n_losses": self.n_losses,
             "n_skipped": self.n_skipped,
             "n_rows": self.n_rows_before + self.n_rows,
+            "n_computed": self.n_computed,
+            "n_padded": self.n_padded,
             "window": _as_json(self.window),
         } | ({"part_windows": parts} if parts else {})
 
     def load_state(self, saved: State) -> None:
         """Continue from the saved counts."""
         schema.require_all(saved, _KINDS, "meter")
-        schema.require_types(saved, {"part_windows": schema.object_of(schema.list_of(schema.loss))}, "meter")
+        schema.require_types(saved, _LATER_KINDS, "meter")
         self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
         self.n_rows_before = saved["n_rows"]
+        self.n_computed, self.n_padded = saved.get("n_computed", 0), saved.get("n_padded", 0)
         self.window = [float(loss) for loss in saved["window"]]
         parts = saved.get("part_windows", {})
         self.part_windows = {name: [float(loss) for loss in losses] for name, losses in parts.items()}
