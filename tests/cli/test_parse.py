@@ -31,8 +31,8 @@ _LORA = {
     "use_dora": False, "load_in_8bit": False, "load_in_4bit": False,
 }  # fmt: skip
 _EXPERTS = {
-    "moe_experts": None, "moe_top_k": 1, "moe_every": 2, "moe_capacity_factor": None, "moe_aux_loss_coef": 0.01,
-    "moe_z_loss_coef": 0.001,
+    "moe_experts": None, "moe_top_k": None, "moe_every": None, "moe_capacity_factor": None, "moe_aux_loss_coef": None,
+    "moe_z_loss_coef": None,
 }  # fmt: skip
 _TEACHER = {"teacher_model": None, "distillation_temperature": 2.0, "distillation_alpha": 0.5}
 _SPLITS = {"train_split_name": "train", "validation_split_name": "validation", "test_split_name": "test"}

@@ -121,6 +121,15 @@ def test_training_continues_with_saved_experts(models: Path, tmp_path: Path, cap
     assert "the model has other experts than these" in capfd.readouterr().err
 
 
+def test_training_continues_with_the_settings_that_are_not_given(models: Path, tmp_path: Path) -> None:
+    begun = {"moe_top_k": 2, "moe_every": 1, "moe_capacity_factor": 1.5, "moe_z_loss_coef": 0.0}
+    assert run(asked("lm", models, tmp_path, **begun)) == 0
+    before = load(tmp_path / "out", "config.json")["whet_experts"]
+    more: dict[str, Any] = {"train_file": examples("lm", tmp_path), "max_steps": 1, "moe_aux_loss_coef": 0.05}
+    assert run(words("lm", tmp_path / "out", tmp_path / "more", "--do_train", moe_experts=4, **more)) == 0
+    assert load(tmp_path / "more", "config.json")["whet_experts"] == before | {"aux_loss_coef": 0.05}
+
+
 DAMAGE: dict[str, dict[str, Any]] = {
     "whet_experts is damaged": {"whet_experts": {"experts": 4, "code": "x"}},
     "top_k is not 1 or 2": {"whet_experts": {"experts": 4, "top_k": 100}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from sparse_models import dense_model, logged, sparse_model, trainer
 
 import engine
 import whet
+from text_tasks import examples, load, words
 from tiny import arguments
-from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
+from tiny_decoders import collate, tiny_decoder, token_rows
+from whet.cli.main import run
 from whet.errors import ConfigError
 from whet.methods import grouped_experts
 from whet.models.experts.layer import layers_of
 from whet.models.experts.routing import within_capacity
-from whet.objectives.router_loss import share_of
 from whet.optim.optimizers import muon
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -103,15 +104,16 @@ def test_upcycling_next_to_adapters_of_attention_works() -> None:
     assert layers_of(whet.upcycle(model, whet.ExpertSettings(experts=4)))
 
 
-def test_perplexity_is_that_of_the_words_alone(tmp_path: Path) -> None:
-    changes = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
-    asked = trainer_of(tmp_path, tiny_decoder("mixtral", **changes), token_rows(4), max_steps=1)
-    plain = trainer_of(tmp_path, tiny_decoder("mixtral"), token_rows(4), max_steps=1)
-    found, wanted = (one.evaluate(token_rows(4)) for one in (asked, plain))
-    words = found["eval_loss"] - share_of(asked.model, found["eval_aux_loss"])
-    assert share_of(plain.model, 1.0) == 0.0
-    assert found["eval_loss"] > wanted["eval_loss"] + 0.1
-    assert exp(words) == pytest.approx(exp(wanted["eval_loss"]), rel=1e-5)
+def test_perplexity_is_that_of_the_words_alone(models: Path, tmp_path: Path) -> None:
+    found = []
+    file, size = examples("lm", tmp_path), load(models / "lm", "config.json")["vocab_size"]
+    for name, changes in (("asked", {"output_router_logits": True, "router_aux_loss_coef": 0.5}), ("plain", {})):
+        shutil.copytree(models / "lm", tmp_path / name)  # its tokenizer
+        tiny_decoder("mixtral", vocab_size=size, **changes).save_pretrained(tmp_path / name)
+        assert run(words("lm", tmp_path / name, tmp_path / f"{name}-out", "--do_eval", validation_file=file)) == 0
+        found.append(load(tmp_path / f"{name}-out", "eval_results.json"))
+    assert found[0]["eval_loss"] > found[1]["eval_loss"] + 0.1
+    assert found[0]["eval_perplexity"] == pytest.approx(found[1]["eval_perplexity"], rel=1e-5)
 
 
 def test_experts_of_a_teacher_are_not_the_students(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from text_tasks import write_lines
+from text_tasks import write_csv, write_lines
 from whet.errors import DataError
 from whet.tasks.lm.examples import Examples, read_file
 from whet.tasks.lm.render import rendered
@@ -238,3 +238,48 @@ def test_page_lists_each_form_that_is_read_once_in_this_order() -> None:
     lines = PAGE.read_text("utf-8").splitlines()
     shown = [one for one in lines if one.startswith(tuple(f"| {name} |" for name in (TRL, AXOLOTL, FACTORY, OPENAI)))]
     assert shown == [form.line for form in FORMS if not form.refused]
+
+
+_CHOSEN, _REJECTED = [user(), assistant()], [user(), assistant("a gull")]
+
+
+@pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl"])
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"prompt": ASK, "chosen": json.dumps(_CHOSEN), "rejected": json.dumps(_REJECTED, indent=2)}, PAIR),
+        ({"prompt": json.dumps(user()), "chosen": json.dumps(assistant()), "rejected": json.dumps(_REJECTED[1])}, PAIR),
+        ({"prompt": json.dumps([user()], indent=1), "completion": json.dumps(assistant())}, (PLAIN,)),
+        ({"prompt": ASK, "completion": '{"port": "Oslo"}'}, (f'{ASK}«{{"port": "Oslo"}}»',)),
+    ],
+    ids=["ultrafeedback", "one message each", "completion", "no messages"],
+)
+def test_messages_as_json_text_are_messages(
+    row: dict[str, str], wanted: tuple[str, ...], file: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    pairs = "chosen" in row
+    path = (write_csv if file.endswith("csv") else write_lines)(tmp_path / file, [row])
+    found = read_file(path, None, limit=None, skip_bad=False, pairs=pairs)
+    assert marked(in_pairs(found) if pairs else found, tokenizer) == [*wanted]
+
+
+@pytest.mark.parametrize("text", [str([assistant()]), json.dumps([assistant()])[:-2]], ids=["of Python", "cut"])
+def test_messages_in_another_notation_than_json_are_refused(text: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "rows.csv", [{"prompt": json.dumps([user()]), "completion": text}])
+    with pytest.raises(DataError, match="completion is a text, and no JSON"):
+        read_file(file, None, limit=None, skip_bad=False)
+
+
+def test_empty_list_of_details_says_nothing(tokenizer: Any, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", [{"messages": [user(), assistant(train_detail=[])], "loss_mask": []}])
+    assert marked(read_file(file, None, limit=None, skip_bad=False), tokenizer) == [PLAIN]
+
+
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), ("0", "1")])
+def test_label_0_of_a_completion_is_one_that_nobody_wants(no: Any, yes: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": ASK, "completion": one, "label": no if one == "b" else yes} for one in ("a", "b", "c")]
+    found = read_file(write_lines(tmp_path / "kto.jsonl", rows), None, limit=None, skip_bad=True)
+    assert [completion for _, completion in found.values] == ["a", "c"]
+    classes = [row | {"label": n} for n, row in enumerate(rows)]
+    found = read_file(write_lines(tmp_path / "classes.jsonl", classes), None, limit=None, skip_bad=False)
+    assert len(found) == len(rows), "of three classes, 0 is the first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,29 @@ def test_conversation_learns_the_turns_of_the_assistant(decoder: Path, tmp_path:
     assert row["labels"] == labels
     (whole,) = made(decoder, tmp_path / "chats.jsonl", max_length=200, completion_only=False)
     assert whole["labels"] == ids
+
+
+def test_all_turns_of_messages_are_learnt_and_prompts_are_not(decoder: Path, tmp_path: Path) -> None:
+    """`assistant_only_loss` false is TRL's default, and says nothing of prompts and completions."""
+    chat = write_lines(tmp_path / "chats.jsonl", [{"messages": CHAT}])
+    (row,) = made(decoder, chat, max_length=200, assistant_only=False)
+    assert row["labels"] == row["input_ids"]
+    pair = write_lines(tmp_path / "pairs.jsonl", [{"prompt": "the boat", "completion": " held"}])
+    assert made(decoder, pair, assistant_only=False) == made(decoder, pair)
+    asked = ["--model_name_or_path", "m", "--train_file", "t", "--do_train", "--assistant_only_loss", "false"]
+    assert problems(COMMAND, [*asked, "--completion_only_loss", "true"]) == []
+    assert problems(COMMAND, [*asked, "--loss", "dpo"])
+
+
+def test_rows_of_a_template_that_prints_the_date_are_those_of_any_day(decoder: Path, tmp_path: Path) -> None:
+    """A run could not resume on another day; who talks with the model gets today's date."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.chat_template = "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }} {% endif %}" + TEMPLATE
+    examples = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": CHAT}]), None, limit=None, skip_bad=False)
+    (text,) = rendered(examples, tokenizer, completion_only=True).texts
+    today = f"{datetime.now():%d %B %Y}"
+    assert text == tokenizer.apply_chat_template(CHAT, tokenize=False).replace(today, "01 January 2026")
+    assert today in Template(tokenizer).shown(CHAT)
 
 
 @pytest.mark.parametrize(

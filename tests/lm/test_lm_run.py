@@ -77,6 +77,16 @@ def test_perplexity_and_accuracy_are_those_of_transformers_token_by_token(
     assert 0.1 < sum(hits) / len(hits) < 0.9
 
 
+def test_perplexity_is_that_of_the_labels_as_they_are(trained: Path, texts: Path, tmp_path: Path) -> None:
+    """Smoothed labels change the loss, and not what the model expects."""
+    found = []
+    for name, options in (("plain", {}), ("smoothed", {"label_smoothing_factor": 0.2})):
+        assert run(line(trained, tmp_path / name, "--do_eval", validation_file=texts, **options)) == 0
+        found.append(load(tmp_path / name, "eval_results.json"))
+    assert found[1]["eval_loss"] > found[0]["eval_loss"] + 0.1
+    assert found[1]["eval_perplexity"] == pytest.approx(found[0]["eval_perplexity"], rel=CLOSE)
+
+
 def test_trained_model_continues_a_text_it_has_learnt(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     begin = " ".join(SAILING[0].split()[:3])
     assert run(["generate", str(trained), "--prompt", begin, "--max_new_tokens", "30"]) == 0

@@ -269,3 +269,47 @@ def test_adapter_of_peft_with_resized_tables_is_read(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text("utf-8"))["r"] == 8
     asked = ["generate", str(tmp_path / "adapter"), "--prompt", f"{NEW[0]} the", "--max_new_tokens", "3"]
     assert run(asked) == 0
+
+
+def _padded(folder: Path, *, in_place: bool) -> tuple[Path, Path]:
+    """A model whose tables have rows left over, and the folder of a tokenizer whose new tokens take some of them."""
+    model, other = save(folder / "model"), folder / ("model" if in_place else "tokenizer")
+    larger = LlamaForCausalLM.from_pretrained(model)
+    larger.resize_token_embeddings(larger.config.vocab_size + 8)
+    larger.save_pretrained(model)
+    if not in_place:
+        save(other)
+    return model, with_new_tokens(other)
+
+
+def test_adapter_trains_new_tokens_in_rows_that_were_left_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Vocabularies are padded: Qwen2.5 has some 270 rows more than tokens, frozen with the others."""
+    pytest.importorskip("peft")
+    model, tokenizer = _padded(tmp_path, in_place=False)
+    asked = line("lm", model, tmp_path, tokenizer_name=tokenizer, lora_r=2)
+    assert run(asked) == 0
+    assert "tokens: 2 new in the embedding tables" in capfd.readouterr().out
+    saved = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {one.shape[0] for name, one in saved.items() if "lora_" not in name} == {len(NEW)}
+    assert run(["generate", str(tmp_path / "out"), "--prompt", f"{NEW[0]} the", "--max_new_tokens", "3"]) == 0
+
+
+def test_frozen_layers_refuse_new_tokens_in_rows_that_were_left_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = _padded(tmp_path, in_place=False)
+    assert run(line("lm", model, tmp_path, tokenizer_name=tokenizer, freeze_layers=1)) == EXIT_BAD_CONFIG
+    assert "freeze_layers would freeze the rows of new tokens" in capfd.readouterr().err
+    assert run(line("lm", model, tmp_path, tokenizer_name=tokenizer)) == 0
+
+
+def test_frozen_rows_of_added_tokens_are_named_if_nothing_says_which_are_new(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    model, _ = _padded(tmp_path, in_place=True)
+    assert run(line("lm", model, tmp_path, lora_r=2)) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "also the rows of the added tokens '<|port|>' '<|ferry|>'" in said

@@ -211,7 +211,7 @@ def test_template_that_hides_what_a_row_says_is_refused(
     decoder: Path, tmp_path: Path, template: str, row: dict[str, Any], message: str, completion_only: bool
 ) -> None:
     if not completion_only and "no turn" in message:
-        message = "shall not be learnt, and completion_only_loss is false"
+        message = "shall not be learnt, and all turns are"
     found = read(write_lines(tmp_path / "c.jsonl", [row]))
     with pytest.raises(DataError, match=message):
         rendered(found, with_template(decoder, template), completion_only=completion_only)

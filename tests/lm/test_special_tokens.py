@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
 import engine
 from saved_decoder import TEMPLATE
-from text_tasks import SAILING, load
+from text_tasks import SAILING, load, words, write_lines
 from tiny import arguments
 from tiny_decoders import collate
 from whet.cli.main import run
+from whet.models.loading.adapter import load_trained
+from whet.models.loading.heads import CAUSAL_LM
 
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
@@ -119,3 +122,38 @@ def test_continuation_keeps_the_space_behind_the_prompt(
     n_new = str(ids.shape[1] - len(tokenizer("the boat")["input_ids"]))
     assert run(["generate", str(tmp_path), "--prompt", "the boat", "--max_new_tokens", n_new]) == 0
     assert capfd.readouterr().out.strip() == SAILING[0]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_adapter_and_merged_model_end_with_the_token_of_their_training(decoder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.eos_token = "<|end|>"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    file = write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in SAILING])
+    options = {"tokenizer_name": tmp_path / "tokenizer", "train_file": file, "max_steps": 1, "lora_r": 2}
+    out = tmp_path / "out"
+    asked = words("lm", decoder, out, "--do_train", **options)
+    assert run(asked) == 0
+    model, _ = load_trained(str(out), CAUSAL_LM, None)
+    assert tokenizer.eos_token_id in model.generation_config.eos_token_id
+    assert run(["merge", str(out), "--output_dir", str(tmp_path / "merged")]) == 0
+    assert tokenizer.eos_token_id in load(tmp_path / "merged", "generation_config.json")["eos_token_id"]
+
+
+def test_prompt_is_continued_before_the_end_that_the_tokenizer_adds(
+    decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(decoder, tmp_path / "model")
+    said = []
+    for ends in (False, True):
+        if ends:
+            tokenizer = AutoTokenizer.from_pretrained(decoder)
+            tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+            )
+            tokenizer.save_pretrained(tmp_path / "model")
+            assert AutoTokenizer.from_pretrained(tmp_path / "model")("the boat")["input_ids"][-1] == 1
+        assert run(["generate", str(tmp_path / "model"), "--prompt", "the boat", "--max_new_tokens", "6"]) == 0
+        said.append(capfd.readouterr().out)
+    assert said[0] == said[1]

@@ -171,7 +171,7 @@ def test_defaults_of_trl() -> None:
     found = migrate(f"trl sft {_SFT}")
     assert (found.code, found.command) == (0, f"whet lm {_SFT} --do_train --learning_rate 2e-5")
     assert found.said("(default of TRL: bf16)")[0] == "done"
-    assert "--completion_only_loss false" in found.said("(default of TRL: all turns of messages)")[1]
+    assert "--assistant_only_loss false" in found.said("(default of TRL: all turns of messages)")[1]
     dpo = migrate(f"trl dpo {_SFT} --beta 0.2 --learning_rate 5e-7 --loss_type sigmoid --max_length 512")
     options = "--beta 0.2 --learning_rate 5e-7 --max_length 512 --loss dpo --do_train"
     assert (dpo.code, dpo.command) == (0, f"whet lm {_SFT} {options}")
@@ -204,7 +204,9 @@ def test_adapter_of_trl() -> None:
         ("--dataset_config c --dataset_train_split 'train[:9%]'",
          "--dataset_config_name c --train_split_name 'train[:9%]'"),
         ("--max_seq_length 512 --dataset_num_proc 4", "--max_length 512 --preprocessing_num_workers 4"),
-        ("--assistant_only_loss true", "--completion_only_loss"),
+        ("--assistant_only_loss true", "--assistant_only_loss"),
+        ("--completion_only_loss true --assistant_only_loss false",
+         "--completion_only_loss --assistant_only_loss false"),
         ("--dtype bfloat16", "--precision bf16"),
         ("--use_liger_kernel --padding_free --gradient_checkpointing", "--gradient_checkpointing"),
         ("--accelerate_config zero2", "--zero_stage 2"),

@@ -25,13 +25,14 @@ from whet.config.ranks import elsewhere, here, require_output_for_restarts, rest
 from whet.engine import description
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
-from whet.engine.prepare import Ready, align_special_tokens, follow_own_switch, prepare
+from whet.engine.prepare import Ready, follow_own_switch, prepare
 from whet.engine.run import Prepared, Run, device_of, new_counters
 from whet.engine.safe_points import guarded
 from whet.engine.sync import Sync, require_complete
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
 from whet.log import logger
+from whet.models.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.store import compare, restore, weights

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, trainer_utils
+from transformers import PreTrainedModel
 from transformers.utils.generic import find_labels
 
 from whet.config.arguments import TrainingArguments
@@ -27,9 +27,7 @@ from whet.methods import fuse, order
 from whet.methods.seam import Applied
 from whet.models import attention
 from whet.models.adapters import unwrapped
-from whet.models.family import after_padding
 from whet.models.known import of_classes
-from whet.models.packable import family_of
 from whet.models.packed import checked
 from whet.models.view import ModelView
 from whet.objectives.base import Collate, Objective
@@ -116,23 +114,6 @@ def pad_token_id(model: nn.Module, processing_class: Any) -> int:
     """Return the id of padding tokens: the tokenizer's, else the model's, else 0."""
     known = [getattr(one, "pad_token_id", None) for one in (processing_class, getattr(model, "config", None))]
     return next((one for one in known if isinstance(one, int)), 0)
-
-
-def align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Give the model's configuration, and that of its `generate`, the tokenizer's end, begin and padding tokens.
-
-    A padding token from whose number the model counts positions stays: the weights were trained with it.
-    """
-    if not isinstance(processing_class, PreTrainedTokenizerBase | ProcessorMixin):
-        return
-    base = unwrapped(model)
-    if not hasattr(getattr(base, "config", None), "get_text_config"):
-        return
-    config, family = base.config.get_text_config(), family_of(model)
-    padding = getattr(config, "pad_token_id", None)
-    trainer_utils.align_special_tokens(base, processing_class)
-    if family is not None and family.first_position is after_padding and padding is not None:
-        config.pad_token_id = padding
 
 
 def _collate(model: nn.Module, args: TrainingArguments, collator: Collate) -> Collate:

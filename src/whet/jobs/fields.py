@@ -101,18 +101,19 @@ class JobFields:
     moe_experts: int | None = None
     """Give every moe_every-th feed-forward part of the model this many experts before the training. Each begins as a
     copy of the part (upcycling), so that the model computes what it did. null: the model as it is."""
-    moe_top_k: int = 1
-    """With moe_experts: experts that compute each token, 1 or 2."""
-    moe_every: int = 2
-    """With moe_experts: every so many blocks, the feed-forward part gets experts."""
+    moe_top_k: int | None = None
+    """With moe_experts: experts that compute each token, 1 or 2. null, here and below: what the model has whose experts
+    are trained further, and for new experts 1."""
+    moe_every: int | None = None
+    """With moe_experts: every so many blocks, the feed-forward part gets experts. null: 2."""
     moe_capacity_factor: float | None = None
     """With moe_experts: in training, an expert takes at most this many times its even share of the tokens of a
     sequence, such as 1.25. Tokens above it are dropped: they pass the layer unchanged, and the log counts them. null:
     no token is dropped."""
-    moe_aux_loss_coef: float = 0.01
-    """With moe_experts: weight of the balance loss, which spreads tokens evenly over the experts."""
-    moe_z_loss_coef: float = 0.001
-    """With moe_experts: weight of the z loss, which keeps the routers' logits small."""
+    moe_aux_loss_coef: float | None = None
+    """With moe_experts: weight of the balance loss, which spreads tokens evenly over the experts. null: 0.01."""
+    moe_z_loss_coef: float | None = None
+    """With moe_experts: weight of the z loss, which keeps the routers' logits small. null: 0.001."""
     teacher_model: str | None = None
     """Model that was trained for the same task, with the same tokenizer and labels: a folder, or a name on the hub.
     The model learns its probabilities next to the labels (distillation, Hinton et al. 2015). null: labels alone."""

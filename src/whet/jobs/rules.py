@@ -240,7 +240,7 @@ JOB_RULES: tuple[Rule, ...] = (
     broken_if(
         "top_k_is_1_or_2",
         ("moe_top_k",),
-        lambda job: job.moe_top_k not in (1, 2),
+        lambda job: job.moe_top_k not in (None, 1, 2),
         what="moe_top_k is neither 1 nor 2",
         why="whet routes a token to its best expert, or to its two best",
         fix="use --moe_top_k 1, or --moe_top_k 2",

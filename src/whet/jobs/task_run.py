@@ -250,7 +250,9 @@ def source_of(job: JobFields) -> ModelSource:
 def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
-    if not (grows or job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None):
+    is_frozen = args.freeze_layers is not None or "freeze_tables" in args.methods  # new tokens need rows that learn
+    is_changed = job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None
+    if not (grows or is_frozen or is_changed):
         return model
     from whet.jobs.lora.adapt import adapted
 

@@ -152,7 +152,8 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     """Answer which number format the run takes, then how long the steps took that are asked for."""
     import torch
 
-    from whet.engine.prepare import align_special_tokens, follow_own_switch
+    from whet.engine.prepare import follow_own_switch
+    from whet.models.special_tokens import align_special_tokens
     from whet.watch.determinism import deterministic
 
     candidate = Candidate.from_json(order["candidate"])

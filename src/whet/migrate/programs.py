@@ -413,10 +413,8 @@ def _complete_trl(draft: Draft, rate: str) -> None:
 
 def _complete_sft(draft: Draft, given: Flags) -> None:
     _complete_trl(draft, "2e-5")
-    if "completion_only_loss" not in draft.options:
-        why = (
-            "of conversations, whet learns the assistant's turns: --completion_only_loss false learns all, as TRL does"
-        )
+    if not {"completion_only_loss", "assistant_only_loss"} & draft.options.keys():
+        why = "of conversations, whet learns the assistant's turns: --assistant_only_loss false learns all, as TRL does"
         draft.say("(default of TRL: all turns of messages)", "no effect", why)
 
 

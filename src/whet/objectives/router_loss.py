@@ -37,11 +37,5 @@ def router_loss(model: Any, router_logits: Sequence[Tensor], n_tokens: int) -> T
     return _function(model)(logits, model.num_experts, model.num_experts_per_tok)
 
 
-def share_of(model: Any, aux_loss: float) -> float:
-    """Return what of the model's loss is that balance loss, given its value in the log; 0 if it is not asked for."""
-    base = unwrapped(model)
-    return float(base.router_aux_loss_coef) * aux_loss if is_asked_for(base) else 0.0
-
-
 def _function(model: Any) -> Any:
     return getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)

@@ -6,6 +6,7 @@ The adapter is peft's own, so that its folder loads anywhere.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from whet.kernels.operator import is_rehearsed
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
-from whet.models.experts.settings import ExpertSettings
+from whet.models.experts.settings import ExpertSettings, settings_of
 from whet.models.loading.adapter import digest_of, quiet_peft
 from whet.models.loading.heads import Head
-from whet.models.loading.load import add_rows
+from whet.models.loading.load import ModelSource, add_rows, load_tokenizer, n_tokens
 from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
@@ -39,30 +40,65 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, tok
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
     if job.lora_r is not None and not is_rehearsed():
         adapters.keep_digest(model, digest_of(model))
-    new = add_rows(model, tokenizer)
+    new = [*_new_in_frozen_rows(model, job, args, tokenizer), *add_rows(model, tokenizer)]
     if new:
         _require_trained(model, job, args, len(new))
-        shown = _first_of(tokenizer.convert_ids_to_tokens(new))
-        printing.show([f"tokens: {len(new)} new in the embedding tables, now {new[-1] + 1:,} rows: {shown}"])
+        n_rows, shown = model.get_input_embeddings().weight.shape[0], _first_of(tokenizer.convert_ids_to_tokens(new))
+        printing.show([f"tokens: {len(new)} new in the embedding tables, now {n_rows:,} rows: {shown}"])
     elif job.resize_token_embeddings:
         printing.show(["tokens: the embedding tables have rows for all of them"])
     return _with_adapter(_with_experts(model, job, args), job, args, head, new)
 
 
+def _freezes_tables(job: JobFields, args: TrainingArguments) -> bool:
+    """Return whether the rows of the embedding tables stay as they are."""
+    return job.lora_r is not None or args.freeze_layers is not None or "freeze_tables" in args.methods
+
+
+def _new_in_frozen_rows(model: Any, job: JobFields, args: TrainingArguments, tokenizer: Any) -> list[int]:
+    """Return the added tokens that the model never learnt, and that have one of its frozen rows all the same.
+
+    Tables often have more rows than there are tokens. What is new is what the model's own tokenizer lacks; without it,
+    the log names the tokens whose rows stay as they are.
+    """
+    n_rows = model.get_input_embeddings().weight.shape[0]
+    added = {token: number for token, number in tokenizer.get_added_vocab().items() if number < n_rows}
+    if not added or not _freezes_tables(job, args):
+        return []
+    if (own := _own_vocabulary(job)) is not None:
+        return sorted(number for token, number in added.items() if own.get(token) != number)
+    if n_tokens(tokenizer) != n_rows:
+        shown = _first_of(sorted(added, key=lambda token: -added[token]))
+        printing.show_wrapped(
+            f"tokens: the embedding tables are frozen, also the rows of the added tokens {shown}; if the model never "
+            "learnt one of them, name it with its own tokenizer in --model_name_or_path, and yours in --tokenizer_name"
+        )
+    return []
+
+
+def _own_vocabulary(job: JobFields) -> dict[str, int] | None:
+    """Return the tokens of the model's own tokenizer, if the run has another one; None: there is none to compare."""
+    if job.tokenizer_name in (None, job.model_name_or_path):
+        return None
+    revision = {"cache_dir": job.cache_dir, "revision": job.model_revision, "token": job.token}
+    try:
+        return load_tokenizer(ModelSource(model=job.model_name_or_path, **revision), resize=True).get_vocab()
+    except ConfigError:
+        return None
+
+
 def _with_experts(model: Any, job: JobFields, args: TrainingArguments) -> Any:
-    """Return the model with the experts that the run asks for; without moe_experts, the model as it is."""
+    """Return the model with the experts that the run asks for; without moe_experts, the model as it is.
+
+    A model that has experts keeps the settings that are not given.
+    """
     if job.moe_experts is None:
         return model
     from whet.models.experts.upcycle import upcycle
 
-    settings = ExpertSettings(
-        experts=job.moe_experts,
-        top_k=job.moe_top_k,
-        every=job.moe_every,
-        capacity_factor=job.moe_capacity_factor,
-        aux_loss_coef=job.moe_aux_loss_coef,
-        z_loss_coef=job.moe_z_loss_coef,
-    )
+    usual = settings_of(model.config) or ExpertSettings(experts=job.moe_experts)
+    given = {one.name: getattr(job, f"moe_{one.name}") for one in fields(ExpertSettings)}
+    settings = replace(usual, **{name: value for name, value in given.items() if value is not None})
     return upcycle(model, settings, seed=args.seed)
 
 
@@ -79,7 +115,7 @@ def _require_trained(model: Any, job: JobFields, args: TrainingArguments, n_new:
     if frozen := [name for name, value in given.items() if value is not None]:
         raise ConfigError(
             what=f"{' and '.join(frozen)} would freeze the rows of new tokens",
-            got=f"{n_new} tokens that the model has no rows for",
+            got=f"{n_new} tokens that the model has no rows for, or none that it has learnt",
             why="the embedding tables are frozen, and untrained rows mean nothing",
             fix=f"leave --{' and --'.join(frozen)} out, or use the model's own tokenizer",
         )

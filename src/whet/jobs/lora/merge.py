@@ -41,6 +41,7 @@ from whet.models.loading.load import (
     load_tokenizer,
     max_positions,
 )
+from whet.models.special_tokens import align_special_tokens
 from whet.store.weights import save_processing, save_weights
 from whet.watch import files as output_files
 from whet.watch import printing
@@ -83,6 +84,8 @@ def write_merged(folder: Path, output: Path, base: str | None, known: Iterable[h
     require_rows(model, tokenizer, folder)
     wrapped = with_adapter(model, settings, folder)
     _embed_types_as_trained(wrapped)
+    with quiet_peft():
+        align_special_tokens(wrapped, tokenizer)  # as in the training
     merged = _merged(wrapped, _rows(model, head, tokenizer, settings), folder)
 
     def fill(staging: Path) -> None:

@@ -113,9 +113,9 @@ def _no_rows(factor: float | None) -> ConfigError:
         what="the capacity of experts does not go with this training",
         got=f"capacity_factor {factor}, and tokens of which whet does not know the rows",
         why="each sequence has a capacity of its own, and whet knows sequences only where it runs the model",
-        fix="use the loss and the training of whet.Trainer, unchanged; or leave the capacity out: --moe_experts, "
-        "--moe_every and --moe_top_k of whet_experts in config.json without --moe_capacity_factor, or in Python "
-        "whet.upcycle with whet.ExpertSettings of these values",
+        fix="use the loss and the training of whet.Trainer, unchanged; or leave --moe_capacity_factor out, and set "
+        "capacity_factor of whet_experts to null in the config.json of a model that has it; or in Python call "
+        "whet.upcycle with whet.ExpertSettings of the same values without it",
     )
 
 

@@ -41,6 +41,7 @@ from whet.models.loading.load import (
 from whet.models.loading.missing_check import in_short, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.loading.tensor_check import read_header
+from whet.models.special_tokens import align_special_tokens
 
 
 def _is_number(value: object) -> bool:
@@ -155,6 +156,8 @@ def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, An
             fix=f"name the model that it was trained on in {_BASE_FLAG}, or train the adapter with its head in "
             "modules_to_save",
         )
+    with quiet():  # as in the training, whose run may have taught another end than the model's
+        align_special_tokens(wrapped, tokenizer)
     return wrapped.eval(), tokenizer
 
 

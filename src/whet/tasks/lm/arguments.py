@@ -43,8 +43,15 @@ LM_RULES: tuple[Rule, ...] = (
     excludes(
         "pairs_are_complete",
         "loss=dpo",
-        ("packing=True", "completion_only_loss=False"),
+        ("packing=True", "completion_only_loss=False", "assistant_only_loss=False"),
         why="it compares the completions of a pair, each a row of its own after the same prompt",
+    ),
+    excludes(
+        "turns_are_learnt_in_one_way",
+        "completion_only_loss=False",
+        ("assistant_only_loss=True",),
+        why="it learns prompts and all turns, and the other only what the assistant says",
+        fix="leave --completion_only_loss out: prompts and turns of the user are then not learnt",
     ),
     excludes(
         "pairs_have_no_text_column",
@@ -103,7 +110,6 @@ _NOT_HONOURED = {
 _ALIASES = {
     "block_size": Alias(to="max_length", kind=int | None),
     "max_seq_length": Alias(to="max_length", kind=int | None),
-    "assistant_only_loss": Alias(to="completion_only_loss", kind=bool | None),
 }
 
 
@@ -132,6 +138,9 @@ class LmArguments(JobFields):
     completion_only_loss: bool | None = None
     """true: only completions, and the turns of the assistant in messages, are learnt. false: prompts and the other
     turns too. null: true; texts are learnt completely."""
+    assistant_only_loss: bool | None = None
+    """For rows of messages, in place of completion_only_loss. true: only the turns of the assistant are learnt. false:
+    all turns are. Rows with prompt and completion stay as completion_only_loss says. null: as completion_only_loss."""
     loss: LmLoss = "next_tokens"
     """next_tokens: learn the texts. dpo: direct preference optimization (Rafailov et al. 2023). Rows have prompt,
     chosen and rejected; the model learns to prefer the chosen completion, compared with itself before training."""

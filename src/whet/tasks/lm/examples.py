@@ -6,7 +6,7 @@ row becomes an example, or is refused for what cannot be honoured; at the end th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
@@ -36,6 +36,7 @@ from whet.tasks.lm.messages import (
     checked_messages,
     checked_tools,
     learnt_flag,
+    messages_in_cell,
     turns,
     with_system,
     without_nulls,
@@ -368,7 +369,7 @@ def from_table(
 ) -> Examples:
     """Return the examples of a table, or its `pairs` of completions; raises one DataError that reports all bad rows."""
     columns = choose_columns(rows, text_column, pairs=pairs)
-    read = _READERS[columns.form]
+    read, flags = _READERS[columns.form], _flags(rows, columns)
     values: list[Any] = []
     inputs: list[TemplateInputs] = []
     places = []
@@ -378,7 +379,7 @@ def from_table(
         try:
             row = object_of(row, _EXAMPLE)
             if columns.looked_at:
-                _refuse_unhonoured(row, columns)
+                _refuse_unhonoured(row, columns, flags)
             value = read(row, columns)
             given = _inputs(row, columns, value)
         except Rejected as problem:
@@ -449,7 +450,7 @@ def _conversation(row: Mapping[str, Any], columns: Columns) -> Any:
 
 def _masked(messages: list[dict[str, Any]], mask: Any, name: str) -> list[dict[str, Any]]:
     """Return the messages with a row's mask of them."""
-    if mask is None:
+    if mask is None or mask == []:
         return messages
     if not isinstance(mask, list) or len(mask) != len(messages):
         raise Rejected(
@@ -468,7 +469,7 @@ def _masked(messages: list[dict[str, Any]], mask: Any, name: str) -> list[dict[s
 
 def _completion(row: Mapping[str, Any], columns: Columns) -> Any:
     read, unified = columns.read, columns.notation == "arrow"
-    row = _cells_as_messages(row, (read["prompt"], read["completion"]), columns)
+    row = _cells_as_messages(row, (read["prompt"], read["completion"]))
     if are_messages(row, read["prompt"], read["completion"]):
         prompt, completion = (checked_messages(row[read[what]], read[what], unified=unified) for what in _BOTH)
         return with_system(prompt, row.get(read["system"]), read["system"]) if "system" in read else prompt, completion
@@ -483,7 +484,7 @@ _BOTH = (PROMPT, COMPLETION)
 def _preference(row: Mapping[str, Any], columns: Columns) -> Any:
     """Return prompt, chosen and rejected completion of a row: texts, or lists of messages."""
     read, unified = columns.read, columns.notation == "arrow"
-    row = _cells_as_messages(row, (read.get("prompt"), read["chosen"], read["rejected"]), columns)
+    row = _cells_as_messages(row, (read.get("prompt"), read["chosen"], read["rejected"]))
     pair = {what: row.get(read[what]) for what in (CHOSEN, REJECTED)}
     pair = {what: [one] if isinstance(one, Mapping) else one for what, one in pair.items()}
     texts = all(isinstance(one, str) for one in pair.values())
@@ -509,14 +510,9 @@ _READERS: Mapping[Form, Callable[[Mapping[str, Any], Columns], Any]] = {
 }  # fmt: skip
 
 
-def _cells_as_messages(row: Mapping[str, Any], names: Sequence[str | None], columns: Columns) -> Mapping[str, Any]:
-    """Return a row of CSV with the lists of messages that its cells hold as JSON."""
-    if columns.notation != "csv":
-        return row
-    there = {name: row[name] for name in names if name is not None}
-    if not all(isinstance(cell, str) and cell.lstrip()[:2] == "[{" for cell in there.values()):
-        return row
-    return {**row, **{name: checked_messages(cell, name) for name, cell in there.items()}}
+def _cells_as_messages(row: Mapping[str, Any], names: Sequence[str | None]) -> Mapping[str, Any]:
+    """Return a row with the lists of messages that its texts hold as JSON; each text is looked at by itself."""
+    return {**row, **{name: messages_in_cell(row[name], name) for name in names if name is not None and name in row}}
 
 
 def _refuse_system(row: Mapping[str, Any], columns: Columns) -> None:
@@ -535,19 +531,35 @@ def _refuse_system(row: Mapping[str, Any], columns: Columns) -> None:
 
 
 _WANTED = {"label", "kto_tag"}
+_NO, _YES_OR_GAP = {"0", "0.0"}, {"1", "1.0", "", "None"}
 
 
-def _refuse_unhonoured(row: Mapping[str, Any], columns: Columns) -> None:
+def _flags(rows: TableRows, columns: Columns) -> set[str]:
+    """Return the columns of wanted completions whose values are 0 and 1 alone, which mean false and true there.
+
+    A `label` next to other texts than a prompt and its completion may be that of a class.
+    """
+    is_pair = columns.form == "completion"
+    flags = {name for what, name in columns.looked_at.items() if what == "kto_tag" or (what == "label" and is_pair)}
+    for _, row in rows.take([*flags]) if flags else ():
+        if isinstance(row, Mapping):
+            flags -= {name for name in flags if str(row.get(name)).strip() not in _NO | _YES_OR_GAP}
+    return flags
+
+
+def _refuse_unhonoured(row: Mapping[str, Any], columns: Columns, flags: Collection[str]) -> None:
     """Refuse a row that says what the run cannot honour: an unwanted completion, a weight, images."""
     for what, name in columns.looked_at.items():
         value = row.get(name)
         if what in _WANTED:
-            if value is False or (isinstance(value, str) and value.strip().lower() == "false"):
+            is_zero = name in flags and str(value).strip() in _NO
+            if is_zero or value is False or (isinstance(value, str) and value.strip().lower() == "false"):
                 raise Rejected(
-                    f"{name} is false: the completion is one that nobody wants",
+                    f"{name} is {value if is_zero else 'false'}: the completion is one that nobody wants",
                     got=value,
                     why="the run would learn it like the others; whet has no loss of single completions (KTO)",
-                    fix="leave such rows out: --skip_bad; or write pairs with chosen and rejected for --loss dpo",
+                    fix="leave such rows out: --skip_bad; or write pairs with chosen and rejected for --loss dpo"
+                    + (f"; if {name} means something else, rename the column" if is_zero else ""),
                 )
         elif what == "weight":
             if value not in (None, "", 1, "1", "1.0"):
@@ -675,14 +687,15 @@ def _no_columns(path: Path, text_column: str) -> ConfigError:
 
 
 def _require_completions(job: LmArguments, found: Examples) -> None:
-    """Refuse completion_only_loss for texts: without it they are learnt completely, which the user did not want."""
-    if job.completion_only_loss and found.form in ("lines", "text"):
+    """Refuse the loss of answers alone for texts: these are learnt completely, which the user did not want."""
+    asked = next((one for one in ("completion_only_loss", "assistant_only_loss") if getattr(job, one)), None)
+    if asked and found.form in ("lines", "text"):
         raise ConfigError(
-            what=f"completion_only_loss has no completions in {found.source}",
+            what=f"{asked} has no completions in {found.source}",
             got=_WORDS[found.form],
             why="a text is learnt completely: nothing says which part of it is an answer",
-            fix="write rows with prompt and completion, or with messages; or leave --completion_only_loss "
-            "(--assistant_only_loss) out to learn the texts completely",
+            fix=f"write rows with prompt and completion, or with messages; or leave --{asked} out to learn the texts "
+            "completely",
         )
 
 

@@ -45,7 +45,7 @@ class Writer:
 
     def continued(self, text: str) -> str:
         """Return the continuation of a text."""
-        ids = self._ids_of(text)
+        ids = self._prompt(text)
         written, is_cut = self._written(ids)
         n_new = len(written) - ids.shape[1]
         if is_cut and n_new < self.asked.max_new_tokens:
@@ -83,6 +83,12 @@ class Writer:
             except Rejected as problem:
                 raise problem.error(self.asked.model) from None
         return self._ids_of(text, add_special_tokens=False)
+
+    def _prompt(self, text: str) -> torch.Tensor:
+        """Return the ids (1, T) of a text to continue: without an end that the tokenizer puts behind each text."""
+        ids, end = self._ids_of(text), self.tokenizer.eos_token
+        is_added = end is not None and not text.endswith(end) and ids[0, -1:].tolist() == [self.tokenizer.eos_token_id]
+        return ids[:, :-1] if is_added else ids
 
     def _ids_of(self, text: str, **options: bool) -> torch.Tensor:
         with progress.reported(len(text)):

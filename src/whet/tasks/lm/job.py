@@ -48,15 +48,14 @@ from whet.models import adapters
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import load_model, load_tokenizer
 from whet.models.loading.tokenizer_check import rust_errors
-from whet.objectives import router_loss
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.preferences import Preference, preferences
 from whet.store import compare
 from whet.tasks.lm.arguments import LmArguments
-from whet.tasks.lm.examples import Examples
+from whet.tasks.lm.examples import Examples, is_chat
 from whet.tasks.lm.messages import Spans
-from whet.tasks.lm.render import Rendered, rendered
+from whet.tasks.lm.render import DAY, Rendered, reads_clock, rendered
 
 LENGTH = "length"
 
@@ -157,8 +156,11 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     completion_only, cache = job.completion_only_loss is not False, Cache(rows="rows", overwrite=job.overwrite_cache)
     by_preference = job.loss == "dpo"
     maker = RowMaker(
-        tokenizer, length, cache, job.packing, completion_only, 2 if by_preference else 1, job.preprocessing_num_workers
-    )
+        tokenizer, length, cache, job.packing, completion_only, 2 if by_preference else 1,
+        job.preprocessing_num_workers, job.assistant_only_loss,
+    )  # fmt: skip
+    if reads_clock(tokenizer) and any(is_chat(found.values[0]) for found in examples.values()):
+        logger.info("the chat template prints today's date: rows have %s on every day, so that the run can resume", DAY)
     parts = {}
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
@@ -225,6 +227,8 @@ class RowMaker:
     """How many rows stay together: if one of them has no token to learn, all of them are left out."""
     n_threads: int | None = None
     """As in `encode.each`."""
+    assistant_only: bool | None = None
+    """For rows of messages, in place of `completion_only`; None: the same."""
 
     def rows(self, name: str, examples: Examples) -> TextRows:
         """Return the rows of the examples: from the cache if it has them. `name` is the split's, for the log.
@@ -233,7 +237,9 @@ class RowMaker:
         """
         blocks = examples.form == "lines" if self.packing is None else self.packing
         shown = _as_one_text(examples, blocks)
-        made = rendered(shown, self.tokenizer, completion_only=self.completion_only)
+        by_turn = self.assistant_only if examples.form == "messages" else None
+        only = self.completion_only if by_turn is None else by_turn
+        made = rendered(shown, self.tokenizer, completion_only=only)
         options = {"max_length": self.max_length, "blocks": blocks, "special": made.with_special, "end": made.with_end}
         options |= {} if self.group == 1 else {"group": self.group}
         key = Key(_LAYOUT, self.tokenizer, {"lm": True, "form": examples.form, **options})
@@ -422,7 +428,9 @@ _STRETCH = 16
 
 @dataclass(frozen=True)
 class LmJudge:
-    """Judges a language model on one split, by the mean loss of its targets; perplexity leaves routers' loss out.
+    """Judges a language model on one split, by the mean loss of its targets.
+
+    Perplexity is that of the tokens alone, without smoothed labels and the routers' loss.
 
     Of each text it keeps the loss, and the stretch of tokens that the model expects least: what the text says there,
     and the tokens that the model finds most likely in their places. Of pairs: which completion it prefers.
@@ -458,8 +466,7 @@ class LmJudge:
         first, second = (np.concatenate([one[name] for one in of_all]) for name in ("first", "second"))
         if isinstance(self.rows, PairRows):
             return Judgement(metrics, _judged_pairs(self.rows.rows, first, second))
-        routers = router_loss.share_of(engine.model, metrics.get(f"{prefix}_aux_loss", 0.0))
-        metrics |= {f"{prefix}_perplexity": perplexity(metrics[f"{prefix}_loss"] - routers)}
+        metrics |= {f"{prefix}_perplexity": perplexity(float(first.mean(dtype=np.float64)))}
         return Judgement(metrics, _judged_texts(self.rows, first, second, self.tokenizer))
 
 

@@ -6,7 +6,8 @@ checks that the template shows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,30 @@ def checked_messages(found: Any, name: str, *, unified: bool = False) -> list[di
             fix=f'write {name} as [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]',
         )
     return [_message(one, name, n, unified) for n, one in enumerate(found)]
+
+
+_WORDS_OF = {"role": ("content", "tool_calls", "function_call"), "from": ("value",)}
+"""How a message names its speaker -> how it names the words."""
+_BEGINNING = re.compile(r"""\s*(?:\[\s*)?\{\s*(['"])\w+\1\s*:""")
+"""Of a list of objects, or of an object, in the notation of JSON or of Python."""
+
+
+def messages_in_cell(cell: Any, name: str) -> Any:
+    """Return the list of messages that a text holds as JSON, also of one without a list; any other value as it is.
+
+    Raises Rejected for a text that begins like messages and is no JSON: it would be learnt with its notation.
+    """
+    if not isinstance(cell, str) or not _BEGINNING.match(cell):
+        return cell
+    found = _parsed(cell)
+    if isinstance(found, str):
+        return _list_in_cell(cell, name) if _is_message(re.findall(r"""['"](\w+)['"]\s*:""", cell)) else cell
+    listed = [found] if isinstance(found, Mapping) else found
+    return listed if any(isinstance(one, Mapping) and _is_message(one) for one in listed) else cell
+
+
+def _is_message(fields: Collection[str]) -> bool:
+    return any(speaker in fields and any(one in fields for one in words) for speaker, words in _WORDS_OF.items())
 
 
 def _list_in_cell(cell: str, name: str) -> Any:
@@ -341,7 +366,8 @@ def _take_learnt(message: dict[str, Any], name: str) -> bool | Spans | None:
     found: bool | Spans | None = None
     for part in _DETAILS:
         if part in message:
-            found = _details(message.pop(part), f"{name}.{part}")
+            details = message.pop(part)
+            found = found if details == [] else _details(details, f"{name}.{part}")
     for part in _FLAGS:
         if part in message:
             asked = learnt_flag(message.pop(part), f"{name}.{part}")

@@ -10,7 +10,9 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cache
 from typing import Any
 
 from whet.data.files.bad_rows import Rejected
@@ -56,7 +58,7 @@ def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Re
     with progress.reported(len(examples), "writing texts by the chat template", "conversations") as count:
         for value, place, inputs in zip(examples.values, examples.places, all_inputs, strict=True):
             try:
-                template = Template(tokenizer, inputs)
+                template = Template(tokenizer, inputs, DAY)
                 text, found = _one(value, template, others, chats=chats, completion_only=completion_only)
             except Rejected as problem:
                 raise problem.error(f"{examples.source}: {place}") from None
@@ -66,6 +68,29 @@ def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Re
             count(1)
     with_end = examples.form in ("text", "completion") and not chats
     return Rendered(texts, spans, not chats, with_end, endless, others.not_shown())
+
+
+DAY = date(2026, 1, 1)
+"""What a chat template that prints today's date prints in rows: those of another day would be others, and no run could
+resume the next day."""
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Return whether the chat template asks for the time."""
+    return _CLOCK in str(getattr(tokenizer, "chat_template", ""))
+
+
+_CLOCK = "strftime_now"
+"""What transformers gives templates to ask for the time."""
+
+
+@cache
+def _as_on(day: date, source: str) -> str:
+    """Return the template as one that asks a macro for the time, which knows this day alone."""
+    parts = {f"%{one}": day.strftime(f"%{one}") for one in "aAbBcdHIjmMpSUwWxXyY"}
+    parts |= {"%e": f"{day.day:2}", "%F": day.isoformat(), "%-d": str(day.day), "%-m": str(day.month)}
+    replaced = "".join(f" | replace('{one}', '{shown}')" for one, shown in parts.items())
+    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}\n{source}"
 
 
 def require_template(tokenizer: Any, got: str, instead: str) -> None:
@@ -85,6 +110,8 @@ class Template:
 
     tokenizer: Any
     inputs: TemplateInputs = NO_INPUTS
+    day: date | None = None
+    """The day that the template takes for today; None: today."""
 
     def shown(self, messages: Messages, *, ask: bool = False) -> str:
         """Return the conversation as text; with `ask`, up to the words after which the assistant answers.
@@ -128,8 +155,12 @@ class Template:
         ) from None
 
     def _shown(self, messages: Messages, ask: bool) -> str:
+        given = dict(self.inputs.more)
+        if self.day is not None and reads_clock(self.tokenizer):
+            source = self.tokenizer.get_chat_template(None, self.inputs.tools)
+            given["chat_template"] = _as_on(self.day, source)
         return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=ask, tools=self.inputs.tools, **self.inputs.more
+            list(messages), tokenize=False, add_generation_prompt=ask, tools=self.inputs.tools, **given
         )
 
     def require_shows_inputs(self, messages: Messages, text: str) -> None:
@@ -137,9 +168,8 @@ class Template:
 
         If the text is the same without the tools, nobody can learn to call what it never sees.
         """
-        if self.inputs.tools and text == Template(self.tokenizer, TemplateInputs(None, self.inputs.more)).shown(
-            messages
-        ):
+        without = replace(self, inputs=TemplateInputs(None, self.inputs.more))
+        if self.inputs.tools and text == without.shown(messages):
             raise Rejected(
                 "the model's chat template does not show tools",
                 got=self.inputs.tools,
@@ -224,9 +254,9 @@ def _require_all_is_learnt(messages: Messages) -> None:
     odd = next((n for n, message in enumerate(messages) if learnt_of(message) not in (None, True)), None)
     if odd is not None:
         raise Rejected(
-            f"messages[{odd}] shall not be learnt, and completion_only_loss is false",
-            why="with it every token of a row is learnt",
-            fix="leave --completion_only_loss out, so that the row decides; or leave the mark out of the message",
+            f"messages[{odd}] shall not be learnt, and all turns are",
+            why="with --completion_only_loss false or --assistant_only_loss false every token of a row is learnt",
+            fix="leave the option out, so that the row decides; or leave the mark out of the message",
         )
 
 
