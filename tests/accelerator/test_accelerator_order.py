@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,27 @@ def test_resumed_loop_has_the_rows_that_the_one_without_a_stop_had(
     assert found + rest == wanted
     rows = [one for one, _ in wanted]
     assert rows[: len(rows) // 2] != rows[len(rows) // 2 :]  # each epoch has an order of its own
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("shuffle", ROWS), ("subset", CHOSEN), ("own batches", CHOSEN)])
+def test_epoch_that_a_loop_leaves_early_begins_again_with_other_rows(kind: str, rows: range, tmp_path: Path) -> None:
+    """Also its resumed one has the rest of the last order."""
+
+    def of(run: Run, last: int | None = None, skipped: int = 0) -> list[Any]:
+        batches = run.accelerator.skip_first_batches(run.loader, skipped) if skipped else run.loader
+        return [torch.as_tensor(batch).tolist() for batch in islice(batches, last)]
+
+    with fresh():
+        run = Run(kind, 3)
+        first, second, third = (of(run, STOP) for _ in range(3))
+        assert first != second != third != first
+        run.accelerator.save_state(tmp_path / "state")
+        rest = of(run, skipped=STOP)
+        assert sorted(chain.from_iterable(third + rest)) == list(rows)
+    with fresh():
+        later = Run(kind, 97)
+        later.accelerator.load_state(tmp_path / "state")
+        assert of(later, skipped=STOP) == rest
 
 
 def test_loader_that_accelerate_cannot_prepare_is_refused_with_the_way_to_go_on() -> None:

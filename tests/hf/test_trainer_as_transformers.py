@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import whet
 from tiny import tiny_config
 from tiny_decoders import tiny_decoder
 from whet.errors import ConfigError
+from whet.precision import compare
 
 PEERS: dict[str, tuple[Any, Any]] = {
     "whet": (whet.Trainer, whet.TrainingArguments),
@@ -534,3 +536,40 @@ def test_a_sampler_that_this_transformers_lacks_is_refused(monkeypatch: pytest.M
     monkeypatch.delattr(trainer_pt_utils, "BatchRebalanceSampler", raising=False)
     with pytest.raises(ConfigError, match=r"(?s)no batch_rebalance.*transformers>=5\.17"):
         whet.TrainingArguments(str(tmp_path), train_sampling_strategy="batch_rebalance")
+
+
+@pytest.mark.parametrize("weighs", ["nothing", "by the rate"])
+def test_precision_auto_tries_the_loss_of_the_training(
+    weighs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its labels are none of the model's own loss, or it cannot run before the training: then that runs in fp32."""
+    monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+
+    class Own(whet.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            labels = inputs.pop("labels") - 7
+            loss = nn.functional.cross_entropy(model(**inputs).logits, labels)
+            return loss if weighs == "nothing" else loss * self.lr_scheduler.get_last_lr()[0]
+
+    data = [row | {"labels": row["labels"] + 7} for row in rows()]
+    args = arguments(tmp_path, precision="auto", max_steps=2, save_strategy="no", use_cpu=True)
+    trainer = Own(classifier(), args, pad, data)
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    said = "times the speed of fp32" if weighs == "nothing" else "a batch could not be tried: AttributeError"
+    assert any(said in text for text in caplog.messages)
+
+
+def test_precision_auto_leaves_no_trace_of_soft_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    seen: list[Any] = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+            seen.append(model.config.problem_type)
+
+    data = [row | {"labels": [0.25, 0.75]} for row in rows()]
+    args = arguments(tmp_path, precision="auto", max_steps=1, save_strategy="no", use_cpu=True)
+    whet.Trainer(classifier(), args, pad, data, callbacks=[Look()]).train()
+    assert seen == [None]

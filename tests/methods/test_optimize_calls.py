@@ -340,3 +340,18 @@ def test_a_short_text_evaluated_alone_is_bitwise_what_it_was(family: str) -> Non
         one = logits(found, inputs(5))
     torch.set_rng_state(state)
     assert torch.equal(logits(found, inputs(5)), one)
+
+
+def test_class_that_gets_another_forward_later_sees_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = whet.optimize(new("bert", AutoModel))
+    own, seen = type(model).forward, []
+
+    def patched(self: Any, input_ids: Tensor, attention_mask: Tensor, **named: Any) -> Any:
+        seen.append(input_ids.shape)
+        return own(self, input_ids, attention_mask, **named)
+
+    wanted = model(IDS, attention_mask=MASK).last_hidden_state
+    monkeypatch.setattr(type(model), "forward", patched)
+    found = model(IDS, attention_mask=MASK).last_hidden_state
+    assert seen == [IDS.shape]
+    torch.testing.assert_close(found[MASK.bool()], wanted[MASK.bool()], rtol=0, atol=1e-5)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from copy import deepcopy
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -236,3 +238,25 @@ def test_padding_beyond_a_local_window(attention: str) -> None:
         wanted, found = untouched(**batch), model(**batch)
     assert float((found.start_logits - wanted.start_logits).abs().max()) < EXACT
     assert float(found.loss) == pytest.approx(float(wanted.loss), rel=EXACT)
+
+
+def test_interrupted_call_leaves_nothing_behind() -> None:
+    """Ctrl-C in a notebook: torch runs no hook then, and the next call may be one of the encoder alone."""
+    model = AutoModelForSequenceClassification.from_config(tiny_model("bert").config).eval()
+    batch = {name: value for name, value in qa_batch("bert", 0).items() if not name.endswith("positions")}
+    real, wanted = batch["attention_mask"].bool(), model.bert(**batch).last_hidden_state
+    whet.optimize(model)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.classifier.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(**batch)
+    handle.remove()
+    found = model.bert(**batch).last_hidden_state
+    torch.testing.assert_close(found[real], wanted[real], rtol=0, atol=1e-5)
+    alive = ref(model)
+    del model, handle
+    gc.collect()
+    assert alive() is None

@@ -269,3 +269,16 @@ def test_one_rows_tokens_do_not_reach_another_row_in_training() -> None:
         found.append(model(**one).last_hidden_state)
     assert torch.equal(found[0][[0, 2, 3]], found[1][[0, 2, 3]])
     assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_a_changed_model_is_found_after_its_configuration_has_changed() -> None:
+    """A first call with labels sets problem_type, and a loop may set use_cache; anything else asks for a new proof."""
+    model = AutoModel.from_config(proven_config("nomic_bert"))
+    holder = whet.optimize(nn.ModuleDict({"tower": model}))
+    for name, value in {"problem_type": "regression", "use_cache": False}.items():
+        setattr(model.config, name, value)
+        assert reason(model) == ""
+    model.config.a_setting = 1
+    assert whet.changes(holder) is not None
+    assert whet.changes(whet.restore(holder)) is None
+    assert "forward" not in vars(model)

@@ -43,8 +43,9 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the script, a module that is it, and a sitecustomize of the user's."""
+    """Return a folder with the script, a module that is it, one of a shell, and a sitecustomize of the user's."""
     (tmp_path / "train.py").write_text(_SCRIPT, "utf-8")
+    (tmp_path / "notes.sh").write_text("echo no Python\n", "utf-8")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import os\nos.environ['OTHER_RAN'] = 'yes'\n", "utf-8")
     return tmp_path
@@ -105,9 +106,22 @@ def test_off_is_python_itself(folder: Path) -> None:
         (["qa", "--do_train"], "leave run out: whet qa"),
         (["missing.py"], "no file here, and no program on PATH"),
         (["-Iu", "train.py"], "python -I keeps whet out of the script"),
+        (["notes.sh"], "whet run -- bash notes.sh"),
+        (["site"], "a folder without __main__.py"),
     ],
 )
 def test_what_cannot_run_is_refused(folder: Path, words: list[str], said: str) -> None:
     run = started(folder, "-m", "whet", "run", *words)
     assert run.returncode == 78
     assert said in run.stderr
+
+
+def test_program_runs_where_a_folder_has_its_name(folder: Path) -> None:
+    """Results are often kept in a folder that is named for the launcher."""
+    (folder / "launcher").mkdir()
+    program = folder / "bin" / "launcher"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho launched\n", "utf-8")
+    program.chmod(0o755)
+    run = started(folder, "-m", "whet", "run", "launcher", PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    assert (run.returncode, run.stdout) == (0, "launched\n")

@@ -398,6 +398,8 @@ def put(model, name, step):
             def forward(self, *given, **named):
                 return mixed(super().forward(*given, **named))
         model.bert.encoder.layer[0] = Own(model.config)
+    if name == "new block" and step == 4:
+        model.bert.encoder.layer.append(type(block)(model.config))
     if name == "token types":
         model.bert.embeddings.token_type_ids.fill_(1)
     if name == "positions":
@@ -425,7 +427,7 @@ for name in NAMES:
     found[name] = []
     for step in range(N):
         if step:
-            put(model, "late hook" if name == "late hook" else None, step)
+            put(model, name if name in ("late hook", "new block") else None, step)
         some = data[4 * step : 4 * step + 4]
         batch = {key: torch.stack([torch.as_tensor(one[key]) for one in some]) for key in some[0]}
         loss = model(**batch).loss
@@ -442,7 +444,7 @@ _OWN = {"patched block": "itself", "own block": "itself", "gradient penalty": "c
 
 def test_hooks_and_parts_of_a_script_get_its_rows(tmp_path: Path) -> None:
     """They may mix the rows of a batch, or take a place of each: all rows in one would train another model."""
-    names = [*_SEEN, *_OWN, "token types", "positions"]
+    names = [*_SEEN, *_OWN, "new block", "token types", "positions"]
     text = f"NAMES = {names!r}\n{_INSIDE}"
     plain, _ = script(tmp_path, text, run=False)
     run, (report,) = script(tmp_path, text, run=True)
@@ -451,4 +453,101 @@ def test_hooks_and_parts_of_a_script_get_its_rows(tmp_path: Path) -> None:
     left = {name: one.left for name, one in zip(names, report.models, strict=True)}
     assert all(left[name] is None for name in _SEEN)
     assert any("hooks inside the encoder" in note for note in report.notes)
+    assert any("into which a part came afterwards" in note for note in report.notes)
     assert all(said in str(left[name]) for name, said in _OWN.items())
+
+
+_LOGITS = """
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy, kl_div
+from transformers import BertForTokenClassification, LlamaConfig, LlamaForCausalLM
+
+def new(kind):
+    if kind == "decoder":
+        shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=200, use_cache=False, **shape))
+    return BertForMaskedLM(config()) if kind == "words" else BertForTokenClassification(config(num_labels=5))
+
+data = list(rows(4 * N, lambda k: {"labels": torch.arange(40) % 5}))
+found = {}
+for name in NAMES:
+    kind, _, how = name.partition(", ")
+    set_seed(1)
+    model, teacher = new(kind).train(), new(kind).requires_grad_(False).eval()
+    accelerator, optimizer = Accelerator(cpu=True), torch.optim.SGD(model.parameters(), lr=0.1)
+    model, teacher, optimizer = accelerator.prepare(model, teacher, optimizer)
+    found[name] = []
+    for step in range(N):
+        some = data[4 * step : 4 * step + 4]
+        batch = {key: torch.stack([one[key] for one in some]) for key in some[0]}
+        everywhere = batch["labels"].clone()
+        if "full at first" in how and step < 2:
+            batch["attention_mask"].fill_(1)
+        batch["labels"][batch["attention_mask"] == 0] = -100
+        if "usual" in how or how == "distilled":
+            out = model(**batch)
+            loss = out.loss
+            if how == "distilled":  # also from the teacher's padding
+                wanted = teacher(**batch).logits.log_softmax(-1)
+                loss = loss + kl_div(out.logits.log_softmax(-1), wanted, log_target=True, reduction="batchmean")
+        else:
+            batch.pop("labels")
+            loss = cross_entropy(model(**batch).logits.flatten(0, 1), everywhere.flatten())
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[name].append(loss.item())
+print(json.dumps(found))
+"""
+_KINDS = ("words", "classes", "decoder")
+_KEPT = "decoders whose hidden states of padding tokens are read"
+
+
+def same_losses(tmp_path: Path, text: str) -> reports.Report:
+    plain, _ = script(tmp_path, text, run=False)
+    run, (report,) = script(tmp_path, text, run=True)
+    for name, losses in plain.items():
+        assert run[name] == pytest.approx(losses, rel=TOLERANCE), name
+    assert all(one.changed is not None for one in report.models)
+    return report
+
+
+def test_loss_that_reads_logits_at_padding_is_the_scripts(tmp_path: Path) -> None:
+    names = [f"{kind}, {how}" for kind in _KINDS for how in ("everywhere", "full at first", "distilled")]
+    report = same_losses(tmp_path, f"NAMES = {names!r}\n{_LOGITS}")
+    assert any(_KEPT in note for note in report.notes)
+
+
+def test_loss_whose_labels_leave_padding_out_has_none_computed(tmp_path: Path) -> None:
+    names = [f"{kind}, {how}" for kind in _KINDS for how in ("usual", "usual, full at first")]
+    report = same_losses(tmp_path, f"NAMES = {names!r}\n{_LOGITS}")
+    assert not any(_KEPT in note for note in report.notes)
+
+
+_EVALUATED = """
+set_seed(1)
+model = BertForSequenceClassification(config())
+data = list(rows(80, lambda k: {"labels": k % 2}))
+trainer = Trainer(model, arguments(max_steps=N), train_dataset=data, eval_dataset=data[:8])
+print(json.dumps([trainer.evaluate()["eval_loss"], *losses(trainer)]))
+"""
+
+
+def test_model_that_is_evaluated_first_is_timed_when_it_trains(tmp_path: Path) -> None:
+    plain, _ = script(tmp_path, _EVALUATED, run=False)
+    run, (report,) = script(tmp_path, _EVALUATED, run=True)
+    assert run == pytest.approx(plain, rel=TOLERANCE)
+    assert run[1 : 1 + N_UNCHANGED] == plain[1 : 1 + N_UNCHANGED]
+    (model,) = report.models
+    assert (model.by, model.untimed) == ("transformers' Trainer", None)
+    assert model.gain is not None
+
+
+def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "torch").symlink_to(Path(torch.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    _, (report,) = script(tmp_path, _EVALUATED, run=True)
+    assert report.models[0].changed is not None

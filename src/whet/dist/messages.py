@@ -284,9 +284,9 @@ _ERRORS: Mapping[str, type[WhetError]] = {
 
 def error_facts(error: WhetError) -> list[Any]:
     """Return an error as a value that can travel: its kind, and the four parts of each problem."""
-    kind = type(error).__name__
+    kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in _ERRORS)
     problems = [[one.what, None if one.got is None else str(one.got), one.why, one.fix] for one in error.problems]
-    return [kind if kind in _ERRORS else WhetError.__name__, problems]
+    return [kind, problems]
 
 
 def is_error(value: Any) -> bool:

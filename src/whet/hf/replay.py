@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import accelerate
@@ -32,6 +32,8 @@ _INSIDE = ("batch_sampler", "sampler")
 """Attributes under which samplers hold the samplers that they read."""
 _SITE = 0x0DE2
 """Makes the random numbers of the order differ from those of the batches."""
+_APART = 1_000_003
+"""How far apart the numbers are under which accelerate's sampler draws the same epoch again."""
 
 
 # ---- before accelerate prepares a loader ----
@@ -94,7 +96,9 @@ def replay_rest(skipping: Any, prepared: Any, n_batches: int) -> None:
     between_ranks.dispatch_by_messages(skipping)
     inside = skipping.base_dataloader
     n_skipped = 0 if isinstance(inside.dataset, IterableDataset) else n_batches
-    _give(inside, Place(skipping, place.draws, place.order, n_skipped, prepared, place.first))
+    if n_batches:  # the rest of an epoch that has begun
+        place.turns.begun = False
+    _give(inside, Place(skipping, place.draws, place.order, n_skipped, prepared, place.first, place.turns))
 
 
 def place_of(prepared: Any) -> Place | None:
@@ -106,6 +110,24 @@ def _give(inside: Any, place: Place) -> None:
     if type(inside) is DataLoader:
         inside.__class__ = Replayed
         inside.whet_place = place
+
+
+@dataclass
+class Turns:
+    """How often an epoch has been begun: a loop that leaves it early begins it again, with other draws."""
+
+    epoch: int = -1
+    """The last epoch that was begun."""
+    number: int = 0
+    """How often it had been begun before."""
+    begun: bool = False
+    """Whether the next beginning is another turn, and not the rest of this one, as after a resume."""
+
+    def begin(self, epoch: int) -> int:
+        """Return the number of the turn that begins."""
+        self.number = self.number + self.begun if epoch == self.epoch else 0
+        self.epoch, self.begun = epoch, True
+        return self.number
 
 
 @dataclass
@@ -122,21 +144,23 @@ class Place:
     """The loader that the owner skips batches of."""
     first: tuple[int, str | None] = (-1, None)
     """The last epoch of a stream that was begun, and a checksum of its first batch."""
+    turns: Turns = field(default_factory=Turns)
 
     def batches(self, loader: DataLoader[Any], begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the batches of the owner's epoch, each with random numbers of its own."""
         epoch, number, generator = int(self.owner.iteration), self.n_skipped, loader.generator
-        with self.draws.apart(epoch << 32):
+        turn = self.turns.begin(epoch)
+        with self.draws.apart(epoch << 32, turn):
             if generator is not None:
                 generator.manual_seed(torch.initial_seed() % 2**63)
             found = begin()
         while True:
             number += 1
-            with self.draws.apart(epoch << 32 | number):
+            with self.draws.apart(epoch << 32 | number, turn):
                 batch = next(found, None)
             if batch is None:
                 break
-            if number == 1 and isinstance(loader.dataset, IterableDataset):
+            if number == 1 and not turn and isinstance(loader.dataset, IterableDataset):
                 self._compare(epoch, batch)
             yield self._sent(batch)
         if self.origin is not None:
@@ -205,16 +229,16 @@ class Order:
         pairs = zip(self._draws.own, seeds, strict=True)
         self._draws.own = [(generator, int(seed)) for (generator, _), seed in pairs]
 
-    def items(self, sampler: Any, epoch: int) -> Iterator[Any]:
-        """Yield what the sampler yields in this epoch; the generators that everybody shares stay as they are."""
+    def items(self, sampler: Any, epoch: int, turn: int = 0) -> Iterator[Any]:
+        """Yield what the sampler yields in this turn of the epoch; the generators that everybody shares stay."""
         for one in self._samplers:
-            if hasattr(one, "set_epoch"):
-                one.set_epoch(epoch)
+            if hasattr(one, "set_epoch"):  # accelerate's draws from the sum of its seed and this number, of 32 bits
+                one.set_epoch(epoch + turn * _APART if hasattr(one, "initial_seed") else epoch)
         found, states, end = iter(sampler), None, object()
         while True:
             with generators_kept():
                 if states is None:
-                    self._draws.begin(epoch, _SITE)
+                    self._draws.begin(epoch, _SITE | turn << 16)
                 else:
                     _set_states(states)
                 item = next(found, end)
@@ -232,7 +256,8 @@ class Indices:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the row numbers of each batch."""
-        return self._place.order.items(self.sampler, int(self._place.owner.iteration))
+        place = self._place
+        return place.order.items(self.sampler, int(place.owner.iteration), place.turns.number)
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -284,6 +309,7 @@ def state_of(loader: Any) -> State:
     if (place := place_of(loader)) is not None:
         epoch, digest = place.first
         found["draws"] = {"seed": place.draws.seed, "epoch": epoch, "first": digest}
+        found["turn"] = place.turns.number if place.turns.epoch == found["iteration"] else 0
         found["order"] = place.order.state()
     if getattr(loader, "use_stateful_dataloader", False):
         found["position"] = loader.state_dict()
@@ -300,6 +326,7 @@ def load_state(loader: Any, saved: State) -> None:
     if (place := place_of(loader)) is not None and "draws" in saved:
         place.order.load_state(saved["order"])
         place.draws.seed = int(saved["draws"]["seed"])
+        place.turns = Turns(int(saved["iteration"]), int(saved.get("turn", 0)))
         if accelerate.PartialState().is_main_process:  # the checksum is of its batch
             place.first = (int(saved["draws"]["epoch"]), saved["draws"]["first"])
     if "position" in saved:

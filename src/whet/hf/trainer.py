@@ -229,8 +229,7 @@ class Trainer(transformers.Trainer):
             self._random_of_step = (self.state.global_step, random_state(self.args.device))
         if first or self.args.world_size == 1:
             self._stop_if_asked()
-        plain = type(self).compute_loss is Trainer.compute_loss and self.compute_loss_func is None
-        with self._targets_of(inputs, loss_alone=plain and self.label_smoother is None):
+        with self._targets_of(inputs, loss_alone=self._has_plain_loss() and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
@@ -386,14 +385,25 @@ class Trainer(transformers.Trainer):
         return torch.bfloat16 if chosen == "bf16" else None
 
     def _faster_format(self) -> str:
-        batch = self._first_batch() if self.args.device.type == "cpu" and changes(self.model) is not None else None
-        if batch is None or 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
+        if self.args.device.type != "cpu" or changes(self.model) is None or not hasattr(self.model, "num_parameters"):
             return "fp32"
-        times = compare.alternate(
-            functools.partial(self._pass, batch, None),
-            functools.partial(self._pass, batch, torch.bfloat16),
-            time.perf_counter,
-        )
+        if 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
+            return "fp32"
+        if self.args.world_size > 1 and not self._has_plain_loss():
+            logger.info("precision auto: fp32; on several ranks a loss of your own is not tried")
+            return "fp32"
+        try:
+            batch = self._first_batch()
+            if batch is None:
+                return "fp32"
+            times = compare.alternate(
+                functools.partial(self._pass, batch, None),
+                functools.partial(self._pass, batch, torch.bfloat16),
+                time.perf_counter,
+            )
+        except Exception as error:  # the code that fails is the user's, and training will show it if it fails there too
+            logger.warning("precision auto: fp32; a batch could not be tried: %s: %s", type(error).__name__, error)
+            return "fp32"
         found = "bf16" if times.speedup >= compare.MARGIN else "fp32"
         text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for"
         logger.info(text, found, times.speedup, compare.MARGIN)
@@ -405,7 +415,7 @@ class Trainer(transformers.Trainer):
         n_rows = self.args.per_device_train_batch_size
         if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
             return None
-        if not hasattr(self.model, "num_parameters") or not len(rows):
+        if not len(rows):
             return None
         collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
         with Draws(self.args.seed, self.data_collator, rows).apart(0):
@@ -413,19 +423,31 @@ class Trainer(transformers.Trainer):
         labelled = isinstance(batch, Mapping) and all(name in batch for name in self.label_names)
         return self._prepare_inputs(dict(batch)) if labelled and self.label_names else None
 
+    def _has_plain_loss(self) -> bool:
+        """Return whether the loss is that of transformers' Trainer: the model's own, or its smoothed labels'."""
+        return type(self).compute_loss is Trainer.compute_loss and self.compute_loss_func is None
+
     def _pass(self, batch: Mapping[str, Any], dtype: torch.dtype | None) -> None:
-        """Run a forward and a backward pass that leave no trace."""
+        """Run a forward and a backward pass of the training's loss that leave no trace."""
         training, buffers = self.model.training, [one.clone() for one in self.model.buffers()]
-        with generators_kept():
-            self.model.train()
-            with nullcontext() if dtype is None else torch.autocast(self.args.device.type, dtype):
-                outputs = self.model(**batch)
-            (outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]).backward()
+        config = getattr(self.model, "config", None)
+        problem_type = getattr(config, "problem_type", None)  # heads for classes keep what labels of a batch look like
+        self._products = dtype
+        try:
+            with generators_kept():
+                self.model.train()
+                with self._targets_of(batch), self.compute_loss_context_manager():
+                    loss = self.compute_loss(self.model, dict(batch))
+                loss.backward()
+        finally:
+            self._products = None
             self.model.zero_grad(set_to_none=True)
             self.model.train(training)
-        with torch.no_grad():
-            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            if config is not None and getattr(config, "problem_type", None) != problem_type:
+                config.problem_type = problem_type
+            with torch.no_grad():
+                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
 
     # ---- Optimizer ----
 

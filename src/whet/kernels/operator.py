@@ -164,7 +164,8 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
                 what="whet's native operators have no second derivatives",
                 got="a backward pass with create_graph=True",
                 why="they compute gradients in one pass, which torch cannot differentiate again",
-                fix="call whet.restore(model) first: the model's own operators have them (attention: eager)",
+                fix="call whet.restore(model) first: the model's own operators have them (attention: eager); "
+                "run a script of whet run with WHET_RUN=off",
             )
         return once(ctx, *grads)
 

@@ -81,8 +81,12 @@ class Verdict:
 
 
 _VERDICTS: WeakKeyDictionary[nn.Module, tuple[int, Verdict]] = WeakKeyDictionary()
-_UNREAD = ("name_or_path", "dtype", "torch_dtype", "architectures", "transformers_version", "id2label", "label2id")
-"""Entries of a configuration that no forward pass of an encoder reads."""
+_UNREAD = (
+    *("name_or_path", "dtype", "torch_dtype", "architectures", "transformers_version", "id2label", "label2id"),
+    *("problem_type", "finetuning_task", "task_specific_params"),
+    *("use_cache", "return_dict", "output_hidden_states", "output_attentions"),
+)
+"""Entries of a configuration that no forward pass of an encoder reads, or that each call may say otherwise."""
 
 
 def keep_verdict(encoder: nn.Module, verdict: Verdict) -> None:

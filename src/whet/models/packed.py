@@ -71,8 +71,10 @@ class InnerHooks:
         """Whether a library's hooks give each row something of its own."""
         self.reshape = False
         """Whether a pass has shown that a hook returns another shape than it gets, and hooks are still there."""
+        self.has_grown = False
+        """Whether a pass has met a part that came into the model later, in a model that keeps its padding then."""
         self.want_padding = False
-        """Whether hooks of a user's own are to get rows as they are in the batch, with their padding."""
+        """Whether a user's own hooks and later parts are to get rows as they are in the batch, with their padding."""
         self.are_there = False
         """Whether there are hooks of a user's own."""
         self._noisy: list[Any] = []

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from whet.config.methods import Place
+from whet.methods.unpad import method as unpad
 from whet.models import known
 from whet.models.adapters import unwrapped
 from whet.models.packable import family_of, why_padded
@@ -82,12 +83,14 @@ def prove_in(holder: Any) -> None:
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the model itself is of a family that whet knows or has proven, wrapped by peft or not.
+    """Return whether the model itself is of a family that whet knows or has proven, or changed; wrapped by peft or not.
 
     One with further encoders, such as a teacher's, is a module that holds several.
     """
     base = unwrapped(model)
-    return isinstance(base, PreTrainedModel) and known.of_model(base) is not None and not holds_others(base)
+    if not isinstance(base, PreTrainedModel):
+        return False
+    return unpad.is_on(base) or (known.of_model(base) is not None and not holds_others(base))
 
 
 def holds_others(base: nn.Module) -> bool:
@@ -108,8 +111,8 @@ def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _can_change(module: nn.Module) -> bool:
-    """Return whether the module is a model of transformers or of curated-transformers that can run packed."""
-    return _runs_packed(module) or curated.is_encoder(module)
+    """Return whether the module is a model of transformers or of curated-transformers that can run packed, or does."""
+    return unpad.is_on(module) or _runs_packed(module) or curated.is_encoder(module)
 
 
 def _runs_packed(module: nn.Module) -> bool:

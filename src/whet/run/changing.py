@@ -36,7 +36,10 @@ from whet.config.ranks import place_or_alone
 from whet.errors import WhetError
 from whet.kernels import allocator
 from whet.log import logger
-from whet.models import record
+from whet.methods.unpad import calls
+from whet.methods.unpad import method as unpad
+from whet.models import known, record
+from whet.models.adapters import unwrapped
 from whet.models.forwards import home_of, instance_forward, is_whets
 from whet.models.packed import packed_model
 from whet.models.standard import is_trusted
@@ -60,6 +63,7 @@ _SHARED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 """Kinds of training in accelerate in which a rank has a part of the weights."""
 _ELSEWHERE = "its weights are shared among ranks"
 _BY_SCRIPT = "the script itself calls whet"
+_ENCODER, _UNTRAINED = "it is an encoder without a head", "it was not trained"
 
 _in_trainer: ContextVar[bool] = ContextVar("whet_run_in_trainer", default=False)
 """Whether transformers' Trainer trains: of a training step it reads the loss, and no hidden states later."""
@@ -80,13 +84,14 @@ def train(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
 def prepare_model(function: Callable[..., Any], accelerator: Any, model: Any, *given: Any, **named: Any) -> Any:
     """Stand around accelerate's `prepare_model`, through which each model of `prepare` goes as well."""
     evaluates = named.get("evaluation_mode", given[1] if len(given) > 1 else False)
-    if isinstance(model, nn.Module) and not getattr(model, "_is_accelerate_prepared", False):
+    if isinstance(model, nn.Module) and (model in _watches or not getattr(model, "_is_accelerate_prepared", False)):
         by = "transformers' Trainer" if _in_trainer.get() else "accelerate"
         trains = not evaluates and any(one.requires_grad for one in model.parameters())
         shared = str(getattr(accelerator.distributed_type, "value", "")) in _SHARED
-        _take(model, by, trains=trains, why_untimed=_why_untimed(accelerator), why_left=_ELSEWHERE if shared else None)
-    elif isinstance(model, nn.Module) and (watch := _watches.get(model)) is not None:
-        watch.forget_begin()  # a training ended in the middle of a step, and another begins
+        _take(
+            model, by, trains=trains, why_untimed=_why_untimed(accelerator), why_left=_ELSEWHERE if shared else None,
+            is_teacher=not trains and not evaluates,
+        )  # fmt: skip
     return function(accelerator, model, *given, **named)
 
 
@@ -154,7 +159,7 @@ _hooks: list[Any] = []
 class _Watch:
     """A model of the script, or a pipeline of spaCy: whether it is changed, and what its steps take."""
 
-    def __init__(self, holder: Any, by: str, why_untimed: str | None, *, trains: bool) -> None:
+    def __init__(self, holder: Any, by: str, why_untimed: str | None, *, trains: bool, is_teacher: bool) -> None:
         self._holder = ref(holder)
         self._is_module = isinstance(holder, nn.Module)
         self._decided = False
@@ -168,13 +173,15 @@ class _Watch:
         """Whether a call was noted: where a compiler has read the model, none is."""
         self._differentiates_twice = False
         """Whether a backward pass of the first steps made a graph of itself."""
+        self._reads_padding: bool | None = None
+        """Whether losses of the first steps read what an encoder returns for padding; None: they had no padding."""
+        self._is_encoder = False
+        """Whether the model is an encoder without a head: accelerate may put mixed precision around whet's forward."""
         self._timed: list[reports.Timed] = []
         """Each step that was timed after the change."""
-        self.by, self.trains = by, trains
+        self.by, self.trains, self._is_teacher = by, trains, is_teacher
         self.is_timing = trains and why_untimed is None
-        self.report = reports.ModelReport(
-            type(holder).__name__, by, untimed=why_untimed if trains else "it was not trained"
-        )
+        self.report = reports.ModelReport(type(holder).__name__, by, untimed=why_untimed if trains else _UNTRAINED)
         _report.models.append(self.report)
 
     @contextmanager
@@ -194,6 +201,12 @@ class _Watch:
             _undo(self._holder())
         self.report.changed, self.report.left = None, _in_words(error)
 
+    def trains_now(self) -> bool:
+        """Note that a model that was evaluated is trained; return whether it stays changed, and is not timed first."""
+        if self._is_encoder:
+            self.trains, self.report.untimed = True, _ENCODER
+        return self._is_encoder
+
     def decide(self, why_left: str | None = None) -> None:
         """Change the model, or say why not; if its steps are to be timed, it is then put back to what it was."""
         self._decided, holder = True, self._holder()
@@ -204,9 +217,9 @@ class _Watch:
             self.stop()
             return
         self._change(holder)
-        if self.is_timing and self._is_module and "forward" in vars(holder):
-            self.is_timing = False  # accelerate may put mixed precision around this forward
-            self.report.untimed = "it is an encoder without a head"
+        self._is_encoder = self._is_module and is_whets(instance_forward(holder))
+        if self.is_timing and self._is_encoder:
+            self.is_timing, self.report.untimed = False, _ENCODER
         if self.is_timing:
             _undo(self._holder())
             self.report.changed = None
@@ -219,10 +232,14 @@ class _Watch:
             # a loop of the script's own may read hidden states after the optimizer's step
             tokens: Any = "read" if self.by == "transformers' Trainer" else "all"
             optimize(holder, last_block_tokens=tokens)
-            if any(may_show_padding(one.model) for one in locate.encoders_in(holder)):
-                optimize(holder, last_block_tokens=tokens, padding="all")  # the script's loss is to be its own
+            models = [one.model for one in locate.encoders_in(holder)]
+            is_read = self._reads_padding or (self._is_teacher and any(calls.shows_tokens(one) for one in models))
+            if is_read or any(may_show_padding(one) for one in models):  # the script's loss is to be its own
+                optimize(holder, last_block_tokens=tokens, padding="all")
             for encoder in locate.encoders_in(holder):
                 if (packed := packed_model(encoder.model)) is not None:
+                    if self._reads_padding is None and calls.shows_tokens(packed.module):
+                        unpad.require_labels(packed.module)
                     packed.hooks.want_padding = True  # they are the script's own, also those that come later
             if not torch.cuda.is_available():
                 allocator.keep_freed_memory()
@@ -263,11 +280,19 @@ class _Watch:
             for level, modules in enumerate((encoders, outer)):
                 hook = _Called(self, level)
                 self._handles += [one.register_forward_pre_hook(hook, with_kwargs=True) for one in modules]
-            self._handles += [one.register_forward_hook(_Returned(self)) for one in encoders]
+            if self.report.changed is None:
+                inner = [known.encoder_of(unwrapped(one)) or one for one in encoders]
+                returned = _Returned(self)
+                self._handles += [one.register_forward_hook(returned, with_kwargs=True) for one in inner]
 
-    def note_backward(self) -> None:
-        """Note a backward pass; torch keeps gradients on in one whose result is to be differentiated again."""
+    def note_backward(self, gradient: Tensor, padding: Tensor | None) -> None:
+        """Note a backward pass; torch keeps gradients on in one whose result is to be differentiated again.
+
+        `gradient` (B, T, D) is that of the hidden states of an encoder, `padding` (B, T) marks its places of padding.
+        """
         self._differentiates_twice |= torch.is_grad_enabled()
+        if padding is not None and bool(padding.any()):
+            self._reads_padding = bool(self._reads_padding) or bool(gradient[padding].any())
 
     def begin(self, n_places: int, level: int = 0) -> None:
         """Note a call of the model with a batch of this many places; the first one begins a step."""
@@ -276,7 +301,7 @@ class _Watch:
         self._places[level] += n_places
 
     def forget_begin(self) -> None:
-        """Forget a step that has begun: it failed, and the loop begins again."""
+        """Forget a step that has begun: it failed, or a training ended in its middle, and the loop begins again."""
         self._began = None
 
     def end(self) -> None:
@@ -301,7 +326,9 @@ class _Watch:
             self.report.left = "the script differentiates its gradients (create_graph=True)"
             return
         if self._n_steps == N_UNCHANGED and (holder := self._holder()) is not None:
+            self._deafen()
             self._change(holder)
+            self._listen(holder)
         if len(self._timed) == N_JUDGED and self.report.is_slower(LEAST_GAIN):
             self.stop()
             _undo(self._holder())
@@ -363,11 +390,20 @@ class _Returned(_Called):
     def __init__(self, watch: _Watch) -> None:
         super().__init__(watch, 0)
 
-    def __call__(self, model: nn.Module, given: Any, out: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, model: nn.Module, given: Any, named: Any, out: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.compiler.is_compiling():
+            return
         values = [*out.values()] if isinstance(out, Mapping) else out if isinstance(out, tuple | list) else [out]
         states = next((one for one in values if isinstance(one, Tensor) and one.requires_grad), None)
-        if states is not None and not torch.compiler.is_compiling():
-            states.register_hook(lambda _, watch=self._watch: watch.note_backward())
+        if states is None:
+            return
+        try:
+            mask = (calls.named(model, given, named) or {}).get("attention_mask")
+            has_places = isinstance(mask, Tensor) and mask.shape == states.shape[:2]
+            padding = mask == 0 if has_places else None
+            states.register_hook(lambda gradient, watch=self._watch: watch.note_backward(gradient, padding))
+        except Exception as error:
+            self._watch.give_up(error)
 
 
 _watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
@@ -376,12 +412,13 @@ _MARK = "changed by whet run"
 
 
 def _take(
-    model: Any, by: str, *, trains: bool, why_untimed: str | None, why_left: str | None = None, is_complete: bool = True
-) -> _Watch:
+    model: Any, by: str, *, trains: bool, why_untimed: str | None, why_left: str | None = None,
+    is_complete: bool = True, is_teacher: bool = False,
+) -> _Watch:  # fmt: skip
     """Return what is known of a model that is to be trained or evaluated; decide about it if it comes for that first.
 
     `is_complete`: its modules are all there. Otherwise it is looked at after the first step. `why_left`: why it stays
-    as it is whatever it is.
+    as it is whatever it is. `is_teacher`: a loop that trains may read all that it returns.
     """
     watch = _watches.get(model)
     if watch is not None and (watch.report.left is not None or watch.trains or not trains):
@@ -389,8 +426,11 @@ def _take(
             watch.forget_begin()
         return watch
     if watch is not None:
+        if watch.trains_now():
+            return watch
+        _undo(model)
         _report.models[:] = [one for one in _report.models if one is not watch.report]
-    watch = _watches[model] = _Watch(model, by, why_untimed, trains=trains)
+    watch = _watches[model] = _Watch(model, by, why_untimed, trains=trains, is_teacher=is_teacher)
     if not _hooks:
         lazy_logits.keep_readable_after_backward()
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
@@ -416,6 +456,13 @@ def _why_left(holder: Any) -> str | None:
 
 
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SITES = ("site-packages", "dist-packages")
+"""Names of folders into which packages are installed: the user's own has one too, and the system's."""
+_LIBRARIES = (
+    "torch", "transformers", "peft", "accelerate", "sentence_transformers", "setfit", "trl", "lightning",
+    "pytorch_lightning", "spacy", "thinc", "curated_transformers", "bitsandbytes", "whet",
+)  # fmt: skip
+"""Libraries that may lie in any folder of PYTHONPATH."""
 
 
 def _why_own_code(model: Any) -> str | None:
@@ -427,10 +474,17 @@ def _why_own_code(model: Any) -> str | None:
             home = None if is_trusted(type(module)) else type(module).__module__
         else:
             home = None if is_whets(forward) else home_of(forward)
-        file = getattr(sys.modules.get(home or ""), "__file__", None)
-        if name and home is not None and not (file or "").startswith(_INSTALLED):
+        if name and home is not None and not _is_installed(home):
             return f"the script computes {name} of its {type(encoder).__name__} itself"
     return None
+
+
+def _is_installed(home: str) -> bool:
+    """Return whether a module is Python's or an installed package's, and not the script's own."""
+    if home.partition(".")[0] in _LIBRARIES:
+        return True
+    sites = [path.rstrip(os.sep) + os.sep for path in sys.path if Path(path).name in _SITES]
+    return (getattr(sys.modules.get(home), "__file__", None) or "").startswith((*_INSTALLED, *sites))
 
 
 def _marked_in(holder: Any) -> Iterator[nn.Module]:

@@ -39,6 +39,7 @@ _SITE = Path(__file__).with_name("site")
 _SCRIPT, _BLIND = "cm", "IES"
 """Letters of Python's options: those before the program, and those that keep PYTHONPATH or sitecustomize out."""
 _WITH_VALUE = "WX"
+_PYTHON = (".py", ".pyw", ".pyc", ".pyz")
 _STARTS_RANKS = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
 )  # fmt: skip
@@ -99,10 +100,17 @@ def _command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if first.startswith("-"):
         return [sys.executable, *words]
     path = Path(first)
-    if path.is_dir() or (path.is_file() and (path.suffix == ".py" or not os.access(path, os.X_OK))):
+    if _is_python(path):
         return [sys.executable, *words]
     if shutil.which(first) is not None:
         return list(words)
+    if path.exists():
+        raise ConfigError(
+            what="this is no Python script",
+            got=f"{first}, a folder without __main__.py" if path.is_dir() else first,
+            why="its name does not end in .py, it is not executable, and it is no program on PATH",
+            fix=f"name the program that runs it: whet run -- bash {first}, or whet run -- python {first}",
+        )
     own = first in commands
     raise ConfigError(
         what=f"whet {first} is a command of whet" if own else "the script does not exist",
@@ -110,6 +118,19 @@ def _command(words: Sequence[str], commands: Collection[str]) -> list[str]:
         why="it trains at whet's speed by itself" if own else "it is no file here, and no program on PATH",
         fix=f"leave run out: whet {first} ..." if own else "give its path: whet run folder/train.py ...",
     )
+
+
+def _is_python(path: Path) -> bool:
+    """Return whether Python runs this file or folder: a script, a file of modules, or one that names Python itself."""
+    if path.is_dir():
+        return (path / "__main__.py").is_file()
+    if not path.is_file() or path.suffix in _PYTHON:
+        return path.is_file()
+    if os.access(path, os.X_OK):  # it says itself what runs it
+        return False
+    with path.open("rb") as file:
+        line = file.readline(200)
+    return line.startswith(b"#!") and b"python" in line
 
 
 def _program(command: Sequence[str]) -> tuple[Sequence[str], str | None]:

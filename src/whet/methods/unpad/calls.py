@@ -7,12 +7,14 @@ says how exact the hidden states of padding have to be.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -190,16 +192,40 @@ _IGNORED = -100
 class _Call:
     """A running call of a model, and what its targets say about the states of padding."""
 
-    model: nn.Module
+    model: ref[nn.Module]
     targets_in_padding: bool
     runs: bool
     """Whether the model's forward runs, and not a loss of the user's, which may call its parts."""
     loss_alone: bool = False
     """Whether nobody reads more of the results than a loss that leaves out padding."""
+    leaves_padding_out: bool = False
+    """Whether the call has a label for each token, and none at padding."""
+    is_on_stack: bool = False
+    """Whether Python's stack shows the call; that of a compiler does not."""
+
+    def still_runs(self) -> bool:
+        """Return whether the call has not ended: torch runs no hook after a KeyboardInterrupt."""
+        model = self.model()
+        return model is not None and (not self.is_on_stack or _is_on_stack(model))
 
 
 _RUNNING: ContextVar[tuple[_Call, ...]] = ContextVar("whet_running_calls", default=())
-"""The calls of optimised models that run in this thread, the innermost last."""
+"""The calls of optimised models that have begun in this thread, the innermost last; `_running` says which still run."""
+_CALL = nn.Module._call_impl.__code__
+
+
+def _running(model: nn.Module) -> list[_Call]:
+    """Return the calls of the model that run."""
+    return [call for call in _RUNNING.get() if call.model() is model and call.still_runs()]
+
+
+def _is_on_stack(model: nn.Module) -> bool:
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _CALL and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def note_calls(model: nn.Module) -> None:
@@ -226,7 +252,7 @@ def padding_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
 
     Nothing if only first tokens are read, and no hook looks at the encoder's output.
     """
-    calls = [call for call in _RUNNING.get() if call.model is model]
+    calls = _running(model)
     if any(call.targets_in_padding for call in calls):
         return "all"
     if predicts_next_tokens(model):
@@ -257,8 +283,18 @@ def _of_next_tokens(asked: PaddingInLoss) -> PaddingInLoss:
 
 def read_first_tokens_alone(model: nn.Module) -> bool:
     """Return whether the model's forward runs, and reads no hidden state but that of each row's first token."""
-    runs = any(call.model is model and call.runs for call in _RUNNING.get())
+    runs = any(call.runs for call in _running(model))
     return runs and heads.reads_beside(model) == "first tokens"
+
+
+def labels_leave_padding_out(model: nn.Module) -> bool:
+    """Return whether the running call of the model has a label for each token, and none at padding."""
+    return any(call.leaves_padding_out for call in _running(model))
+
+
+def shows_tokens(model: nn.Module) -> bool:
+    """Return whether the model's results have a place for each token, which a loss elsewhere may read at padding."""
+    return predicts_next_tokens(model) or heads.reads_beside(model) == "tokens"
 
 
 def padding_needed_by(model: nn.Module, asked: PaddingInLoss, inputs: Mapping[str, Any]) -> PaddingInLoss:
@@ -275,7 +311,7 @@ def targets_of(model: nn.Module, inputs: Mapping[str, Any], *, loss_alone: bool 
     labels, one for each token, leave it out.
     """
     alone = loss_alone and _has_labels_of_tokens(model, inputs)
-    token = _RUNNING.set((*_RUNNING.get(), _Call(model, targets_in_padding(inputs), runs=False, loss_alone=alone)))
+    token = _RUNNING.set((*_RUNNING.get(), _Call(ref(model), targets_in_padding(inputs), runs=False, loss_alone=alone)))
     try:
         yield
     finally:
@@ -299,10 +335,15 @@ def targets_in_padding(call: Mapping[str, Any]) -> bool:
     )
 
 
+def _gives_labels_of_tokens(call: Mapping[str, Any]) -> bool:
+    """Return whether a call has a label for each token."""
+    labels, mask = call.get("labels"), call.get("attention_mask")
+    return isinstance(labels, Tensor) and isinstance(mask, Tensor) and labels.shape == mask.shape
+
+
 def _has_labels_of_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     """Return whether the model is a head of transformers whose loss leaves out the tokens without a label."""
-    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
-    if not isinstance(labels, Tensor) or not isinstance(mask, Tensor) or labels.shape != mask.shape:
+    if not _gives_labels_of_tokens(inputs):
         return False
     if any(hook not in (_begin, _end) for hook in model._forward_hooks.values()):
         return False
@@ -327,7 +368,15 @@ def _reads_first_tokens(model: nn.Module) -> bool:
 def _begin(model: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
     call = named(model, given, options) or options
     followed = is_followed()
-    _RUNNING.set((*_RUNNING.get(), _Call(model, not followed and targets_in_padding(call), runs=True)))
+    in_padding = not followed and targets_in_padding(call)
+    begun = _Call(
+        ref(model),
+        in_padding,
+        runs=True,
+        leaves_padding_out=not followed and not in_padding and _gives_labels_of_tokens(call),
+        is_on_stack=_is_on_stack(model),
+    )
+    _RUNNING.set((*(one for one in _RUNNING.get() if one.still_runs()), begun))
     if not followed:
         _require_fitting_labels(model, call)
 
@@ -342,5 +391,7 @@ def _require_fitting_labels(model: nn.Module, call: Mapping[str, Any]) -> None:
 
 
 @outside("it keeps what runs now")
-def _end(*_: Any) -> None:
-    _RUNNING.set(_RUNNING.get()[:-1])
+def _end(model: nn.Module, *_: Any) -> None:
+    calls = _RUNNING.get()
+    own = [number for number, call in enumerate(calls) if call.runs and call.model() is model]
+    _RUNNING.set(calls[: own[-1]] if own else calls)

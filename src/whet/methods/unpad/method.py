@@ -6,7 +6,7 @@ states of the others: a second pass with the masks of the first computes them wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_wi
 from whet.models import last_block, record
 from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
+from whet.models.fused.limits import CameLaterError
 from whet.models.lazy_tensor import Known, LazyStates, Origin
 from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
@@ -50,8 +51,11 @@ CARD = Card(
 )
 STAGE = Stage.CALLS
 _RESHAPED = "models in which a hook returns another shape than it got"
+_GROWN = "models into which a part came afterwards"
 _ENCODER = "calls without padding"
 """The entry in the record of the encoder; that of the method is in the record of the model."""
+_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
+"""The forward that the class of each changed encoder had by then."""
 # What the last block of fewer tokens may differ by, relative to the largest: sums are cut in other places.
 _GAP, _HALF_GAP = 1e-4, 0.05
 _SHORT, _SMALL = 64, 64 * 384**2
@@ -67,12 +71,19 @@ class _Encoder:
         self.amount: PaddingInLoss = amount
         self.pooled = _places_read(settings.pooled, packed.module.base_model)
         """The tokens of each row that pooling takes, as long as nobody has read others; empty: all may be read."""
+        self.needs_labels = False
+        """Whether padding tokens are computed in each call that has no labels which leave them out."""
         self._warned: set[str] = set()
 
-    def warn_if_more(self, amount: PaddingInLoss) -> None:
+    def asked(self) -> PaddingInLoss:
+        """Return what the running call computes of padding tokens if there are no labels at them."""
+        unlabelled = self.needs_labels and not calls.labels_leave_padding_out(self.packed.module)
+        return "all" if unlabelled else self.amount
+
+    def warn_if_more(self, amount: PaddingInLoss, asked: PaddingInLoss) -> None:
         """Log once that a call computes more padding tokens than `whet.optimize` was asked for."""
         why = "labels at padding tokens"
-        if amount == "all" != self.amount and why not in self._warned:
+        if amount == "all" != asked and why not in self._warned:
             self._warned.add(why)
             logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
 
@@ -125,6 +136,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     if settings.unpad is None or packed is None:
         return None
     encoder = _encoder(view.model)
+    _FORWARDS[type(encoder)] = type(encoder).forward
     record.keep(view.model, CARD.name, settings.unpad)
     record.keep(encoder, _ENCODER, _Encoder(packed, settings, settings.unpad))
     encoder.forward = bind(_forward, encoder, signed=True)
@@ -147,6 +159,14 @@ def restore(view: ModelView) -> None:
 def cost(view: ModelView, settings: MethodSettings) -> Cost:
     """Return no cost: a call computes fewer tokens, and each token costs what it did."""
     return Cost()
+
+
+def require_labels(model: nn.Module) -> None:
+    """Let calls compute each padding token, unless labels in the call leave them out.
+
+    For a model in whose results a loss elsewhere may read padding.
+    """
+    record.read(_encoder(model), _ENCODER).needs_labels = True
 
 
 def is_on(model: nn.Module) -> bool:
@@ -209,13 +229,14 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     by_position = causal and mask is None and not calls.keeps_cache(self, call)
     first_tokens = sequences.first_tokens(call, by_position=by_position)
     mask = torch.ones(input_ids.shape, dtype=torch.bool) if mask is None else on_host(mask).bool()
-    amount = calls.padding_needed(packed.module, state.amount)
+    asked = state.asked()
+    amount = calls.padding_needed(packed.module, asked)
     is_full = bool(mask.all())
     if is_full and first_tokens is None and not causal and _is_short(self, input_ids, state.dtype):
         return state.as_it_was(self, given, options)
     if not is_full and (why := _why_with_padding(packed, self, mask, amount)) is not None:
         return state.padded(self, why, given, options)
-    state.warn_if_more(amount)
+    state.warn_if_more(amount, asked)
     layout = layout_without_padding(mask, first_tokens) if is_full else layout_of(mask, amount)
     layout, device = layout.on(input_ids.device), input_ids.device
     given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
@@ -226,11 +247,17 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     position, taken = layout.position(), None
     if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
         position, taken = _narrowed(packed, position, layout.row_lengths[: len(mask)], amount, places)
-    with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, device):
-        ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
-        later = None if taken is None else _Pass(self, ids, packed_options)
-        with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):
-            out = packed.encode(ids, **packed_options)
+    try:
+        with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, device):
+            ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
+            later = None if taken is None else _Pass(self, ids, packed_options)
+            with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):
+                out = packed.encode(ids, **packed_options)
+    except CameLaterError:
+        if not packed.hooks.want_padding:
+            raise
+        packed.hooks.has_grown = True
+        return state.padded(self, _GROWN, given, options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
         packed.hooks.reshape = True
         return state.padded(self, _RESHAPED, given, options)
@@ -248,12 +275,16 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
 
 def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | None) -> str | None:
     """Return why the encoder, or this call of it, needs its padding whatever the mask; None if it can run without."""
-    causal, hooks = packed.family.causal, packed.hooks
+    causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
+    if _FORWARDS.get(type(encoder), forward) is not forward:
+        return "models whose class got another forward afterwards"
     if causal and (moved := why_other_window(encoder)) is not None:
         return f"models in which {moved}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why
     hooks.look(encoder)
+    if hooks.has_grown:
+        return _GROWN
     if hooks.row_wise:
         return "calls in which peft gives each row its own adapter"
     if hooks.want_padding and hooks.are_there:

@@ -36,9 +36,13 @@ def require_no_other_pass(module: nn.Module, n_rows: int, n_tokens: int) -> None
         raise came_later(module)
 
 
-def came_later(module: nn.Module) -> ConfigError:
+class CameLaterError(ConfigError):
+    """A part of the model that the running pass knows nothing of."""
+
+
+def came_later(module: nn.Module) -> CameLaterError:
     """Return the error for a part that the running pass knows nothing of."""
-    return ConfigError(
+    return CameLaterError(
         what="a part came into the model after whet had prepared it",
         got=type(module).__name__,
         why="in a batch without padding it would see the tokens of all rows",
