@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -516,22 +516,26 @@ def ending_with(parent: int) -> Callable[[], bool]:
     return end_with
 
 
-def start_apart(command: Sequence[str], errors: BinaryIO) -> subprocess.Popen[bytes]:
+def start_apart(
+    command: Sequence[str], errors: BinaryIO, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a process that the signals of a terminal do not reach, and that ends with this one (Linux).
 
-    Its input is empty, its output goes nowhere, and what it says of errors to the file.
+    Its input is empty, its output goes nowhere, and what it says of errors to the file. `environment` None: that of
+    this process.
     """
     import subprocess
 
     if not hasattr(os, "fork"):
         group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         return subprocess.Popen(  # noqa: S603 - the caller's words
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, creationflags=group
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,
+            creationflags=group,
+        )  # fmt: skip
     ends_with_this = ending_with(os.getpid())
     return subprocess.Popen(  # noqa: S603 - the caller's words
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
-        preexec_fn=lambda: ends_with_this() or os._exit(1),
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,
+        start_new_session=True, preexec_fn=lambda: ends_with_this() or os._exit(1),
     )  # fmt: skip
 
 

@@ -273,6 +273,18 @@ def test_ranks_are_tried_and_taken(encoder: Path, rows: Path, tmp_path: Path) ->
     assert furthest(tmp_path / "out", tmp_path / "plain") <= ROUNDING
 
 
+@pytest.mark.slow
+def test_ranks_that_were_chosen_for_one_seed_are_not_taken_for_several(
+    encoder: Path, rows: Path, tmp_path: Path
+) -> None:
+    given = asked("classify", encoder, tmp_path / "out", "--do_eval", auto="true", validation_file=rows)
+    keep(Candidate(rows=3, batches=1, ranks=2), given)
+    line = [sys.executable, "-m", "whet", *given, "--seeds", "2"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "seeds.json").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

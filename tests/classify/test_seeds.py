@@ -126,6 +126,19 @@ def test_more_seeds_are_added_and_finished_ones_are_not_repeated(
     assert "learning_rate" in capsys.readouterr().err
 
 
+def test_a_seed_whose_weights_are_gone_is_trained_again(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, options = tmp_path / "out", {"train_file": topics, "validation_file": topics, "max_steps": 4, "seeds": 2}
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options)) == 0
+    model = (out / "model.safetensors").read_bytes()
+    for seed in (42, 43):
+        (out / f"seed-{seed}" / "model.safetensors").unlink()
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options, resume_from_checkpoint="auto")) == 0
+    assert "seed-42 has no weights any more, and is trained again" in capsys.readouterr().out
+    assert (out / "model.safetensors").read_bytes() == model
+
+
 def test_tagger_keeps_the_best_of_two_seeds(sentence_encoder: Path, tmp_path: Path) -> None:
     rows = [{"tokens": row["text"].split(), "tags": ["X" if len(w) > 4 else "Y" for w in row["text"].split()]}
             for row in topic_rows()]  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 import hub_server
-from text_tasks import load, save_encoder, topic_rows, words, write_csv
+from text_tasks import load, load_lines, save_encoder, topic_rows, words, write_csv
 from whet.cli.main import run
+from whet.config.command_line import without
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_STOPPED_AND_SAVED
+from whet.jobs import tune
+from whet.models.loading import hub as hub_names
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +59,17 @@ def trials(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "tune.json").read_text())["trials"]
 
 
+def three_trials(encoder: Path, topics: Path, out: Path) -> list[str]:
+    """The words of a search of three trials."""
+    return command(encoder, topics, out, "learning_rate=1e-6:3e-2:log", "max_seq_length=8:16:4", "adam_beta2=0.9,0.99",
+                   trials=3, learning_rate=1e-3, max_seq_length=12, adam_beta2=0.99, num_train_epochs=6)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def searched(encoder: Path, topics: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of a search of three trials, and what it printed."""
     out = tmp_path_factory.mktemp("searched") / "out"
-    argv = command(encoder, topics, out, "learning_rate=1e-6:3e-2:log", "max_seq_length=8:16:4", "adam_beta2=0.9,0.99",
-                   trials=3, learning_rate=1e-3, max_seq_length=12, adam_beta2=0.99, num_train_epochs=6)  # fmt: skip
-    done = process(argv)
+    done = process(three_trials(encoder, topics, out))
     said, errors = done.communicate(timeout=300)
     assert done.returncode == 0, errors
     return out, said
@@ -173,6 +181,81 @@ def test_search_with_other_settings_is_not_continued(
     assert "num_train_epochs" in said
 
 
+def test_search_over_other_data_is_not_continued(
+    searched: tuple[Path, str], encoder: Path, topics: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = topics.read_text()
+    topics.write_text(rows.replace("dawn", "noon"))
+    try:
+        argv = three_trials(encoder, topics, searched[0])
+        assert run([*argv, "--resume_from_checkpoint", "auto"]) == EXIT_BAD_CONFIG
+    finally:
+        topics.write_text(rows)
+    assert "has other settings: train_file, validation_file" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_best_model_stays_when_a_search_continues_without_the_trial_s_own(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = command(encoder, topics, out, "learning_rate=1e-4,1e-3", trials=1, keep_trials=0)
+    assert run(argv) == 0
+    model = (out / "model.safetensors").read_bytes()
+    assert not (out / "trial-0" / "model.safetensors").exists()
+    again = [*argv, "--resume_from_checkpoint", "auto"]
+    assert run(again) == 0
+    shutil.rmtree(out / "trial-0")
+    assert run(again) == 0
+    assert (out / "model.safetensors").read_bytes() == model
+    assert json.loads((out / "tune.json").read_text())["metric"] == "eval_accuracy"
+    (out / "model.safetensors").write_bytes(model[:-4] + b"else")  # of another run
+    assert run(again) == EXIT_BAD_DATA
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the model of the best trial, trial-0, is gone" in said
+    assert "train it again, and then continue: whet classify" in said
+    assert (out / "model.safetensors").exists()
+
+
+def test_folders_that_are_no_trials_stay(encoder: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "out", tmp_path / "bad.csv"
+    data.write_text("text,label\n,\n")
+    own = [out / name for name in ("trial-7-good/model.safetensors", "trial-data/rows.csv", "trial-notes")]
+    for path in own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("the user's")
+    argv = command(encoder, data, out, "learning_rate=1e-4,1e-3", trials=1, overwrite_output_dir="true")
+    assert run(argv) == EXIT_BAD_DATA
+    assert all(path.read_text() == "the user's" for path in own)
+
+
+def bad_models(encoder: Path, topics: Path, out: Path, **more: Any) -> list[str]:
+    """The words of a search over a model and four that are not there."""
+    models = ",".join(map(str, [encoder, *(out.parent / f"none-{n}" for n in range(4))]))
+    return command(encoder, topics, out, f"model_name_or_path={models}", **more)
+
+
+@pytest.mark.slow
+def test_training_that_fails_counts_as_a_trial(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(bad_models(encoder, topics, tmp_path / "out", trials=3)) == 0
+    assert [one["state"] for one in trials(tmp_path / "out")] == ["complete", "fail", "fail"]
+    assert "best of 1 complete trial, 2 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_search_ends_when_one_training_after_the_other_fails(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "_FAILURES_IN_A_ROW", 2)
+    assert run(bad_models(encoder, topics, tmp_path / "out")) == EXIT_BAD_DATA
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 trials in a row failed" in said
+    assert "none-" in said
+    assert (tmp_path / "out" / "model.safetensors").exists(), "the best of the complete ones is kept"
+
+
 @pytest.mark.night
 def test_time_limit_ends_the_search_with_a_complete_trial(encoder: Path, topics: Path, tmp_path: Path) -> None:
     argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-6:3e-2:log", time_limit="40s",
@@ -214,18 +297,35 @@ def test_training_that_is_refused_is_shown(
     assert "bad.csv" in said
 
 
-@pytest.mark.night
-def test_best_model_is_uploaded(encoder: Path, topics: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, about the hub's client
+def test_config_file_has_the_search_and_the_upload_and_trials_have_neither(
+    encoder: Path, topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "all.json"
+    search = {"search": ["learning_rate=1e-4,1e-3"], "trials": 1, "keep_trials": 2}
+    training = {"learning_rate": 1e-3, "num_train_epochs": 3, "lr_scheduler_kwargs": {"num_cycles": 0.4},
+                "lr_scheduler_type": "cosine"}  # fmt: skip
+    upload = {"push_to_hub": True, "hub_model_id": "us/best", "token": hub_server.TOKEN}
+    file.write_text(json.dumps(search | training | upload))
+    argv = words("classify", encoder, out, train_file=topics, validation_file=topics, config=file)
+    given = without(argv[1:], {"learning_rate", "save_strategy"})
     with hub_server.running() as hub:
-        argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-4,1e-3", hub_model_id="us/best")
-        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        env.pop("HF_HUB_OFFLINE", None)
-        done = subprocess.run(
-            [sys.executable, "-m", "whet", *argv, "--push_to_hub"], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert hub.repositories["us/best"]["model.safetensors"] == (tmp_path / "out/model.safetensors").read_bytes()
+        for name, value in {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        hub_names.unreachable.cache_clear()
+        assert run(["tune", "classify", *given]) == 0
+        hub_names.unreachable.cache_clear()
+        assert hub.repositories["us/best"]["model.safetensors"] == (out / "model.safetensors").read_bytes()
         assert hub.messages == ["End of training"]
+    begin = load_lines(out / "trial-0" / "run.jsonl")[0]["settings"]
+    assert begin["learning_rate"]["value"] == 1e-3
+    assert begin["num_train_epochs"]["value"] == 3
+    assert begin["lr_scheduler_kwargs"]["value"] == {"num_cycles": 0.4}
+    assert begin["token"]["value"], "the trial has the secret"
+    assert not [path for path in out.rglob("*") if path.is_file() and hub_server.TOKEN.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize(

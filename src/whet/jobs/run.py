@@ -164,6 +164,8 @@ def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
 
 def _read_record(folder: Path, settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any] | None:
     """Return the record of a seed that has finished, None if it has not; ConfigError if it had other settings."""
+    from whet.jobs.used_again import holds_model
+
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
         before = record["settings"]
@@ -171,6 +173,9 @@ def _read_record(folder: Path, settings: Mapping[str, Any], args: TrainingArgume
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not complete or not (folder / "config.json").is_file():
+        return None
+    if not holds_model(folder):
+        printing.show([f"{folder.name} has no weights any more, and is trained again"])
         return None
     changed = [name for name in settings if before.get(name) != settings[name]]
     if changed:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shlex
 import shutil
 import statistics
@@ -30,19 +32,25 @@ from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import without
 from whet.config.fields import UPLOAD
-from whet.config.secrets import hidden
-from whet.config.settings import options_of, printable
+from whet.config.secrets import hidden, is_token
+from whet.config.settings import Names, options_of, printable
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
+from whet.jobs import used_again
 from whet.jobs.fields import JobFields
 from whet.jobs.places import logging_dir_in, may_hold_files, require_places
 from whet.jobs.task import Task
 from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
+from whet.launch.words import without_secrets
 from whet.optional import extra, require
 from whet.watch import files as output_files
 from whet.watch import lock, printing, record, results, stop
 
 _JOURNAL = "tune.journal"
 _SUMMARY, _PICTURE = "tune.json", "tune.svg"
+_SETTINGS = "tune-settings.json"
+"""What the config files of the command say of the training: the config file of the trials."""
+_TRIAL = re.compile(r"trial-(0|[1-9]\d*)")
+"""The folder of a trial. What else begins with trial- is the user's."""
 _DEFAULT_TRIALS = 20
 _COMPLETE_BEFORE_DROPPING = 5
 _EVERY_S = 0.2
@@ -52,8 +60,8 @@ _FAILED = "failed"
 """Attribute of a trial whose training ended in an error."""
 _AS_GIVEN = "settings as given"
 """Attribute of the first trial: whether it has the settings of the command, which may lie outside what is searched."""
-_FIRST_FAILURES = 3
-"""So many failed trials, and no complete one, end the search: the command itself is wrong."""
+_FIRST_FAILURES, _FAILURES_IN_A_ROW = 3, 6
+"""So many failed trials end the search, before one is complete (the command itself is wrong) and later."""
 _KEPT = ("run.jsonl", "run.log", "report.html", "errors.jsonl", "trainer_state.json", "eval_confusion.csv")
 """Files of a trial that stay when its model is removed, next to its results."""
 _UNLIKE = {
@@ -113,16 +121,17 @@ class _Search:
         self._metric: str | None = None
         self._limit_s = None if asked.time_limit is None else seconds_of(asked.time_limit)
         self._began_s = time.perf_counter()
-        self._words = _words_of_training(asked, args, [one.name for one in space])
         self._study = self._opened()
+        self._words = _words_of_training(asked, job, args, [one.name for one in space], folder / _SETTINGS)
 
     # ---- the study ----
 
     def _opened(self) -> Any:
         optuna, path = self._optuna, self._folder / _JOURNAL
         if self._args.resume_from_checkpoint is None:
-            path.unlink(missing_ok=True)
-            for old in self._folder.glob("trial-*"):
+            for old in (path, self._folder / _SUMMARY):
+                old.unlink(missing_ok=True)
+            for old in self._trial_folders().values():
                 shutil.rmtree(old, ignore_errors=True)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         study = optuna.create_study(
@@ -152,12 +161,21 @@ class _Search:
         known = study.get_trials(deepcopy=False)[trial.number]
         study.enqueue_trial(known.params, user_attrs={_AS_GIVEN: known.user_attrs.get(_AS_GIVEN, False)})
 
+    def _folder_of(self, number: int) -> Path:
+        return self._folder / f"trial-{number}"
+
+    def _trial_folders(self) -> dict[int, Path]:
+        """Return the folders of the trials by their numbers."""
+        found = {path: _TRIAL.fullmatch(path.name) for path in self._folder.iterdir()}
+        folders = {int(name[1]): path for path, name in found.items() if name}
+        return {number: path for number, path in folders.items() if path.is_dir() and not path.is_symlink()}
+
     def _owner(self, name: str) -> Any:
         return self._job if hasattr(self._job, name) else self._args
 
     def _settings(self) -> dict[str, Any]:
         searched = {one.name for one in self._space}
-        found = {**printable(self._job), **printable(self._args)}
+        found = {**printable(self._job), **printable(self._args), **_contents(self._job)}
         found = {name: value for name, value in found.items() if name not in _UNLIKE | searched}
         return json.loads(json.dumps({"search": sorted(self._asked.search), **found}, default=str))
 
@@ -168,7 +186,7 @@ class _Search:
                 what=f"the search in {self._folder} has other settings: {', '.join(changed)}",
                 got="; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in changed[:5]),
                 why="trials are compared, so they differ in nothing but what is searched",
-                fix="use the settings of the search that continues, or another --output_dir",
+                fix="use the settings and data of the search that continues, or another --output_dir",
             )
 
     def _suggest(self, trial: Any) -> dict[str, Any]:
@@ -186,14 +204,16 @@ class _Search:
     # ---- the trials ----
 
     def run(self) -> None:
-        """Train until the trials, or the time, are used up."""
+        """Train until the trials, or the time, are used up; DataError if several trainings in a row failed."""
         states = self._optuna.trial.TrialState
+        if (best := self._best()) is not None:
+            self._is_copied(best)  # if its model is gone, this is said before any work
         most, said = self._planned()
         printing.show([*self._head(), *said])
+        n_failed = 0
         while True:
-            done = [one for one in self._study.get_trials(deepcopy=False) if one.state.is_finished()]
-            counted = [one for one in done if one.state != states.FAIL]
-            if len(counted) >= most or self._is_late(counted):
+            tried = self._trained()
+            if len(tried) >= most or self._is_late(tried):
                 return
             trial, values = self._next()
             if values is None:
@@ -203,7 +223,7 @@ class _Search:
             if outcome.state == "stopped":
                 self._again(self._study, trial)
                 if stop.requested() is not None:
-                    stop.record_progress(f"{len(counted)} trials are complete", resume_from_checkpoint="auto")
+                    stop.record_progress(f"{console.plural(len(tried), 'trial')} done", resume_from_checkpoint="auto")
                     stop.check(lambda name: name)
                 printing.show([self._line(trial.number, values, outcome)])
                 return
@@ -214,17 +234,28 @@ class _Search:
                 self._study.tell(trial, state=states.PRUNED if outcome.state == "dropped" else states.FAIL)
             printing.show([self._line(trial.number, values, outcome)])
             self._thin()
-            failed = sum(one.user_attrs.get(_FAILED, False) for one in self._study.get_trials(deepcopy=False))
-            if not counted and outcome.state == "failed" and failed >= _FIRST_FAILURES:
-                raise DataError(
-                    what=f"the first {failed} trials failed", got=outcome.why,
-                    why="no trial was complete, so there is nothing to compare",
-                    fix=f"run the command by itself: whet {shlex.join(hidden(self._words)[0])}",
-                )  # fmt: skip
+            n_failed = n_failed + 1 if outcome.state == "failed" else 0
+            if n_failed >= (min(_FIRST_FAILURES, most) if self._best() is None else _FAILURES_IN_A_ROW):
+                self._end_failing(n_failed, values, outcome.why)
+
+    def _end_failing(self, n_failed: int, values: Mapping[str, Any], why: str) -> None:
+        """Raise the error of the last of these trials, once the best model before them is in the output folder."""
+        alone = f"run the last one by itself: {self._command(values)}"
+        if self._best() is None:
+            raise DataError(
+                what=f"the first {console.plural(n_failed, 'trial')} failed", got=why,
+                why="no trial was complete, so there is nothing to compare", fix=alone,
+            )  # fmt: skip
+        self.finish()
+        raise DataError(
+            what=f"{n_failed} trials in a row failed", got=why,
+            why="the next ones would fail as well; the best model so far is in the output folder",
+            fix=f"{alone}; then continue with --resume_from_checkpoint auto",
+        )  # fmt: skip
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
         """Return the next trial and its values; no values if nothing new is left to try."""
-        tried = [one.params for one in self._study.get_trials(deepcopy=False) if self._was_trained(one)]
+        tried = [one.params for one in self._trained()]
         for _ in range(_MOST_REPEATS):
             trial = self._study.ask()
             values = self._suggest(trial)
@@ -233,8 +264,10 @@ class _Search:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return None, None
 
-    def _was_trained(self, trial: Any) -> bool:
-        return trial.state in _finished(self._optuna) or trial.user_attrs.get(_FAILED, False)
+    def _trained(self) -> list[Any]:
+        """Return the trials that were trained: to their end, until they were dropped, or until they failed."""
+        known = self._study.get_trials(deepcopy=False)
+        return [one for one in known if one.state in _finished(self._optuna) or one.user_attrs.get(_FAILED, False)]
 
     def _planned(self) -> tuple[int, list[str]]:
         """Return how many trials there may be, and lines about the time that they take."""
@@ -253,7 +286,7 @@ class _Search:
 
     def _head(self) -> list[str]:
         shown = [f"{one.name} {self._range(one)}" for one in self._space]
-        n_known = len(self._study.get_trials(deepcopy=False, states=_finished(self._optuna)))
+        n_known = len(self._trained())
         known = f", {console.plural(n_known, 'trial')} known" if n_known else ""
         return [f"search     {', '.join(shown)}{known}"]
 
@@ -263,24 +296,25 @@ class _Search:
         how = " (log)" if values.log else "" if values.step is None else f" by {values.step:g}"
         return f"{values.low:g} to {values.high:g}{how}"
 
-    def _is_late(self, counted: Sequence[Any]) -> bool:
-        if self._limit_s is None or not counted:
+    def _is_late(self, tried: Sequence[Any]) -> bool:
+        if self._limit_s is None or not tried:
             return False
         spent = time.perf_counter() - self._began_s
-        took = [one.duration.total_seconds() for one in counted]
-        return spent + 0.5 * statistics.median(took) > self._limit_s
+        took = [one.duration.total_seconds() for one in tried if one.state in _finished(self._optuna)]
+        return spent + (0.5 * statistics.median(took) if took else 0.0) > self._limit_s
 
     def _train(self, trial: Any, values: Mapping[str, Any]) -> _Outcome:
         """Run one training to its end, unless it falls behind, the time is up or a signal comes."""
-        folder = self._folder / f"trial-{trial.number}"
+        folder = self._folder_of(trial.number)
         shutil.rmtree(folder, ignore_errors=True)
-        command = [sys.executable, "-m", "whet", *self._words, *_flags(values), "--output_dir", str(folder)]
+        words = [*self._words, *_flags(values), "--output_dir", str(folder)]
         if (events := logging_dir_in(self._args, folder.name)) is not None:
-            command += ["--logging_dir", events]
+            words += ["--logging_dir", events]
+        command, environment = _process(words)
         follower, judged = record.Follower(folder), set[int]()
         began_s, errors = time.perf_counter(), self._folder / f".trial-{trial.number}.err"
         with errors.open("wb") as file:
-            child = system.start_apart(command, file)
+            child = system.start_apart(command, file, environment)
         state, why = "complete", ""
         try:
             while child.poll() is None:
@@ -307,7 +341,7 @@ class _Search:
                 raise ConfigError(
                     what="the training is refused", got=hide_secrets(_first_error(said)),
                     why="the first trial has the settings as they were given",
-                    fix=f"run it by itself: whet {shlex.join(hidden(self._words)[0])}",
+                    fix=f"run it by itself: {self._command(values)}",
                 )  # fmt: skip
             return _Outcome("failed", None, seconds, _first_error(said) or f"exit code {child.returncode}")
         return _Outcome("complete", score, seconds)
@@ -373,8 +407,8 @@ class _Search:
     def _thin(self) -> None:
         """Remove the models of trials that are not among the best."""
         kept = {one.number for one in self._ranked()[: max(self._asked.keep_trials, 1)]}
-        for folder in self._folder.glob("trial-*"):
-            if int(folder.name.partition("-")[2]) not in kept:
+        for number, folder in self._trial_folders().items():
+            if number not in kept:
                 _remove_model(folder)
 
     # ---- the end ----
@@ -389,29 +423,56 @@ class _Search:
                 why="the best model is that of a complete training",
                 fix="give more time in --time_limit, or see run.log in the folders of the trials",
             )
-        source = self._folder / f"trial-{best.number}"
-        results.forget(self._folder, says=False)
-        output_files.copy_model(source, self._folder)
-        card = self._folder / "README.md"
-        with suppress(OSError):
-            output_files.write_text(card, card.read_text("utf-8").replace(source.name, self._folder.absolute().name))
-        if not self._asked.keep_trials:
-            _remove_model(source)
+        source = self._folder_of(best.number)
+        if not self._is_copied(best):
+            results.forget(self._folder, says=False)
+            output_files.copy_model(source, self._folder)
+            card = self._folder / "README.md"
+            with suppress(OSError):
+                own = card.read_text("utf-8").replace(source.name, self._folder.absolute().name)
+                output_files.write_text(card, own)
+        self._final(self._folder)  # names the metric if nothing was trained in this process
         self._write_summary(best)
+        if not self._asked.keep_trials and source.is_dir():
+            _remove_model(source)
         self._draw()
-        words = [*self._words, *_flags(best.params), "--output_dir", self._args.output_dir]
+        again = self._command(best.params, "--output_dir", self._args.output_dir)
         name = (self._metric or "score").removeprefix("eval_")
         rows = [f"  {console.shorten(one, 24):<24}{_short(value)}" for one, value in best.params.items()]
         given = next((one for one in self._ranked() if one.user_attrs.get(_AS_GIVEN)), None)
         gained = "" if given is None else f", {given.value:.4f} with the settings as given"
+        n_failed = sum(one.user_attrs.get(_FAILED, False) for one in self._trained())
+        failed = f", {n_failed} failed" if n_failed else ""
         printing.show([
-            f"best of {console.plural(len(self._ranked()), 'complete trial')}: {name} {best.value:.4f}{gained}",
+            f"best of {console.plural(len(self._ranked()), 'complete trial')}{failed}: {name} {best.value:.4f}{gained}",
             *rows,
             f"  {'files in':<24}{self._folder}, a picture in {_PICTURE}",
             "train so again:",
-            f"  whet {shlex.join(hidden(words)[0])}",
+            f"  {again}",
         ])  # fmt: skip
-        json_output.add(train_again=f"whet {shlex.join(hidden(words)[0])}")
+        json_output.add(train_again=again)
+
+    def _command(self, values: Mapping[str, Any], *more: str) -> str:
+        """Return the command of a training with these values, secrets masked."""
+        return f"whet {shlex.join(hidden([*self._words, *_flags(values), *more])[0])}"
+
+    def _is_copied(self, best: Any) -> bool:
+        """Return whether only the output folder still has the model of this trial; DataError if no folder does."""
+        source = self._folder_of(best.number)
+        if used_again.holds_model(source):
+            return False
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            before = json.loads((self._folder / _SUMMARY).read_text("utf-8"))
+            model = used_again.checksum_in(self._folder)
+            if before["best"] == best.number and model is not None and before["model"] == model:
+                return True
+        again = self._command(best.params, "--output_dir", str(source), "--overwrite_output_dir")
+        raise DataError(
+            what=f"the model of the best trial, {source.name}, is gone",
+            got=f"neither {source} nor {self._folder} has its weights",
+            why="a search ends with the model of its best trial",
+            fix=f"train it again, and then continue: {again}",
+        )
 
     def _n_begun(self) -> int:
         waiting = self._optuna.trial.TrialState.WAITING
@@ -424,12 +485,12 @@ class _Search:
                 "evaluations": list(one.intermediate_values.values()),
                 "seconds": one.duration.total_seconds() if one.duration is not None else None,
             }
-            for one in self._study.get_trials(deepcopy=False)
-            if self._was_trained(one)
+            for one in self._trained()
         ]  # fmt: skip
         summary = {"metric": self._metric, "greater_is_better": self._greater, "best": best.number,
                    "values": best.params, "score": best.value, "trials": trials}  # fmt: skip
-        output_files.write_json(self._folder / _SUMMARY, summary, indent=2, on_error="stop")
+        kept = {**summary, "model": used_again.checksum_in(self._folder)}
+        output_files.write_json(self._folder / _SUMMARY, kept, indent=2, on_error="stop")
         metrics = {} if best.value is None else {self._metric or "score": best.value}
         json_output.add(metrics=metrics, **{name: value for name, value in summary.items() if name != "metric"})
 
@@ -504,24 +565,57 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _words_of_training(asked: TuneArguments, args: TrainingArguments, searched: Sequence[str]) -> list[str]:
-    """Return the words of a trial: those of this command without its own and what is searched, and what it implies."""
+def _words_of_training(
+    asked: TuneArguments, job: JobFields, args: TrainingArguments, searched: Sequence[str], settings: Path
+) -> list[str]:
+    """Return the words of a trial: those of this command without its own and what is searched, and what it implies.
+
+    What the config files say of the training is written to the file `settings`, secrets excepted, which are words.
+    """
     command = record.running_command()
-    given = [] if command is None else list(command.words[2:])
+    given, sources = ([], {}) if command is None else (list(command.words[2:]), command.sources)
     own = {*options_of(TuneArguments), *searched, *UPLOAD, "output_dir", "overwrite_output_dir",
            "resume_from_checkpoint", "do_train", "do_eval", "eval_strategy", "save_strategy"}  # fmt: skip
-    kept = [word for word in without(given, own) if word not in asked.search]
+    own |= {name for name, alias in Names.of([type(job), type(args)]).aliases.items() if alias.to in own}
+    kept = [word for word in without(given, {*own, "config"}) if word not in asked.search]
+    shown = {**printable(job), **printable(args)}
+    filed = {name: shown[name] for name, source in sources.items() if source == "settings file" and name not in own}
+    exact = {name: getattr(job if hasattr(job, name) else args, name) for name in filed}
+    secret = {
+        name: one for name, one in exact.items() if isinstance(one, str) and (one != shown[name] or is_token(one))
+    }
+    if filed:
+        plain = {name: value for name, value in filed.items() if name not in secret}
+        output_files.write_json(settings, plain, indent=2, on_error="stop")
+        kept = ["--config", str(settings), *_flags(secret), *kept]
     implied = ["--do_train", "--do_eval", "--eval_strategy", str(args.eval_strategy), "--save_strategy",
                str(args.save_strategy)]  # fmt: skip
     task = asked.task or (command.words[1] if command is not None else "")
     return [task, *kept, *implied]
 
 
+def _process(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs these words of whet's, and its environment, which has the secrets among them."""
+    command, held = without_secrets([sys.executable, "-m", "whet", *words])
+    return command, {**os.environ, **held}
+
+
+def _contents(job: JobFields) -> dict[str, str]:
+    """Return checksums of the files that the job names, and of those in the folder of a data set, by setting."""
+    named = {name: getattr(job, name) for name in options_of(type(job)) if name.endswith("_file")}
+    paths = {name: Path(text) for name, text in {**named, "dataset_name": job.dataset_name}.items() if text}
+    files = {
+        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        for name, path in paths.items()
+    }
+    return {name: f"content {used_again.digest(some)}" for name, some in files.items() if some}
+
+
 def _forecast_s(task: str, words: Sequence[str]) -> float | None:
     """Return how long a training takes by `whet plan`; None if it cannot tell."""
-    command = [sys.executable, "-m", "whet", "plan", task, *words[1:], "--json"]
+    command, environment = _process(["plan", task, *words[1:], "--json"])
     done = subprocess.run(  # noqa: S603 - whet itself
-        command, capture_output=True, check=False, stdin=subprocess.DEVNULL
+        command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environment
     )
     with suppress(ValueError, KeyError, TypeError):
         return float(json.loads(done.stdout)["time"]["total_s"])

@@ -142,7 +142,7 @@ class TuneArguments:
     """Settings and their values: NAME=A,B,C for a choice, NAME=LOW:HIGH for a range, with :log for equal factors or
     :STEP for equal steps. Several, or one flag each."""
     trials: int | None = None
-    """How many trainings. null: 20, or with time_limit as many as are forecast to fit."""
+    """How many trainings; one that fails counts, too. null: 20, or with time_limit as many as are forecast to fit."""
     time_limit: str | None = None
     """Begin no training after this time, such as 30m or 2h, and end the one that runs then."""
     min_epochs: int = 1

@@ -36,9 +36,9 @@ class UsedAgain:
     @contextmanager
     def saving_model(self) -> Iterator[None]:
         """Note the model that is saved within the block; a training that took no step may have left another one."""
-        before = None if self._has_stepped else _checksum_in(self._folder)
+        before = None if self._has_stepped else checksum_in(self._folder)
         yield
-        if (saved := _checksum_in(self._folder)) is not None:
+        if (saved := checksum_in(self._folder)) is not None:
             results.settle(self._folder, saved, before)
 
     def judging(self, model: str) -> bool:
@@ -48,7 +48,7 @@ class UsedAgain:
         """
         if not here().is_first:
             return False
-        own, judged = _checksum_in(self._folder), _checksum_in(Path(model))
+        own, judged = checksum_in(self._folder), checksum_in(Path(model))
         return results.settle(self._folder, judged or xxhash.xxh3_128_hexdigest(model.encode()), own)
 
     def _forget(self) -> None:
@@ -72,9 +72,18 @@ def digest(paths: list[Path]) -> str:
     return found.hexdigest()
 
 
-def _checksum_in(folder: Path) -> str | None:
+def holds_model(folder: Path) -> bool:
+    """Return whether there are weights of a model in this folder."""
+    return bool(_weights_in(folder))
+
+
+def checksum_in(folder: Path) -> str | None:
     """Return a checksum of the weights of the model in this folder; None if there are none, and on other ranks."""
     if not here().is_first:
         return None
-    weights = [path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern)) if path.is_file()]
+    weights = _weights_in(folder)
     return digest(weights) if weights else None
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    return [path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern)) if path.is_file()]

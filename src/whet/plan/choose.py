@@ -415,6 +415,7 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
             found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
+        "several_seeds": values["seeds"] > 1,  # they run in one process
         **{name: metadata.version(name) for name in ("torch", "transformers")},
         "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
