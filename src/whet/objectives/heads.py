@@ -8,7 +8,7 @@ from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from whet.models.adapters import unwrapped, why_not_inside
-from whet.models.forwards import home_of, other_forward
+from whet.models.forwards import home_of, is_whets, other_forward
 from whet.models.packable import predicts_next_tokens, runs_forward_of
 from whet.models.standard import has_hooks, is_trusted, is_unchanged
 
@@ -38,7 +38,8 @@ def reads(model: nn.Module) -> Reads | None:
     """
     base: Any = unwrapped(model)
     found = reads_beside(base)
-    return None if found is None or _is_watched(base.base_model) else found
+    encoder = base.base_model
+    return None if found is None or "forward" in vars(encoder) or has_hooks(encoder) else found
 
 
 def reads_beside(model: nn.Module) -> Reads | None:
@@ -120,5 +121,6 @@ def _is_standard(module: nn.Module) -> bool:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether somebody else sees the module's calls, or runs them."""
-    return "forward" in module.__dict__ or has_hooks(module)
+    """Return whether somebody else sees the module's calls, or runs them; whet is nobody else."""
+    own = other_forward(module)
+    return (own is not None and not is_whets(own)) or has_hooks(module)
