@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 from whet.jobs.judging import LEAST_SURE, Judged, write
 
 CLOSE = 1e-4
@@ -275,3 +276,26 @@ def test_wide_characters_fit_the_terminal(tmp_path: Path) -> None:
     lines = write([one], "eval", "examples", tmp_path, "stop").lines
     (shown,) = [line for line in lines if "海" in line]
     assert 77 <= sum(2 if ord(char) > 0x2E80 else 1 for char in shown) <= 80
+
+
+@pytest.mark.parametrize("label", ["topic", 0.5])
+def test_threshold_is_refused_where_nothing_is_compared_with_it(
+    label: Any, sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row if label == "topic" else {**row, "label": n + label} for n, row in enumerate(topic_rows())]
+    train = write_lines(tmp_path / "train.jsonl", rows)
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=train, threshold=0.3)
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "threshold would change nothing here" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_splits_that_are_not_read_alike_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"text1": row["text"], "text2": "the sail", "label": row["label"]} for row in topic_rows()]
+    file = write_csv(tmp_path / "pairs.csv", pairs)
+    line = words("classify", trained, tmp_path / "out", "--do_eval", validation_file=file)
+    assert run(line) == EXIT_BAD_DATA
+    assert "training of the model: one text; validation: a pair" in capsys.readouterr().err
+    assert run([*line, "--text_column_names", "text1", "--text_pair_column_names", ""]) == 0

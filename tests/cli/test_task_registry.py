@@ -61,6 +61,21 @@ def test_the_code_of_a_task_reads_each_option_of_its_own(task: Task) -> None:
     assert own - read <= _NOT_READ
 
 
+@pytest.mark.parametrize("task", [task for task in tasks.tasks() if task.predict], ids=lambda task: task.name)
+def test_the_code_of_a_task_reads_each_option_of_predict_that_it_takes(task: Task) -> None:
+    """An option that nobody reads would change nothing, and is not refused."""
+    folder = Path(tasks.__file__).parent / tasks.entries()[task.name].folder
+    trees = [ast.parse(path.read_text("utf-8")) for path in folder.glob("*.py") if path.name != "task.py"]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    given = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "asked"}
+    settings = {
+        ast.unparse(node.args[2]).strip("'")
+        for node in nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "outputs.setting_of"
+    }
+    assert {*task.predict_takes} - given - settings == set()
+
+
 _RHYME = """
 from dataclasses import dataclass
 

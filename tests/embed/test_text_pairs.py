@@ -219,3 +219,24 @@ def test_lines_of_a_plain_text_end_where_editors_end_them(tmp_path: Path) -> Non
     found = read_texts(path, None, None)
     assert found.texts == ["one\u2028two\x0cthree\x85four", "five\x1esix"]
     assert (found.places, found.n_blank) == (["line 1", "line 3"], 1)
+
+
+def test_texts_to_predict_are_in_the_column_of_the_training(tmp_path: Path) -> None:
+    (tmp_path / "both.csv").write_text("id,title,question\n1,a b,c d\n")
+    (tmp_path / "other.csv").write_text("id,question\n1,c d\n")
+    (tmp_path / "pairs.csv").write_text("title,body\na b,c d\n")
+    both, other = (read_texts(tmp_path / f"{name}.csv", None, None, trained=["title"]) for name in ("both", "other"))
+    assert (both.texts, both.read) == (["a b"], "text: title; not read: id, question")
+    assert (other.texts, other.read) == (
+        ["c d"], "text: question; not read: id; it has no title, which the training read"
+    )  # fmt: skip
+    with pytest.raises(DataError, match="it is not known which column holds the text"):
+        read_texts(tmp_path / "pairs.csv", None, None, trained=["title", "body"])
+    assert read_texts(tmp_path / "pairs.csv", "body", None, trained=["title", "body"]).texts == ["c d"]
+
+
+def test_the_reader_says_which_columns_the_model_learns_from(tmp_path: Path) -> None:
+    named = {"anchor_column_name": "title", "positive_column_name": "body"}
+    found = read(tmp_path, "question,title,body,answer\na b,c d,e f,g h\ni j,k l,m n,o p\n", **named).read
+    assert found is not None
+    assert (found.anchor, found.positive) == ("title", "body")

@@ -328,6 +328,29 @@ def test_rerank_has_the_curve_and_scores_of_the_library(case: str, encoder_folde
     assert all(line["score_of_predicted"] >= line["score_of_expected"] for line in told)
 
 
+def test_a_reranker_scores_the_columns_that_it_was_trained_on(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    title, body, question, answer = (texts(seed) for seed in (1, 2, 3, 4))
+    columns = {"title": title, "body": body, "question": question, "answer": answer, "score": scores()}
+    data, out = write(tmp_path / "data.csv", columns), tmp_path / "out"
+    whet("rerank", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", "--output_dir", out,
+         "--anchor_column_name", "title", "--positive_column_name", "body", *TRAINING)  # fmt: skip
+    trained = library.CrossEncoder(str(out), device="cpu")
+    other = write(tmp_path / "other.csv", {"title": title, "question": question, "answer": answer})
+    for file, pair, said in (
+        (data, (title, body), "text: title; second text: body"),
+        (other, (question, answer), "it has no body, which the training read"),
+    ):
+        capsys.readouterr()
+        whet("predict", out, "--file", file, "--output", tmp_path / "s.jsonl")
+        found = [line["score"] for line in lines_of(tmp_path / "s.jsonl")]
+        np.testing.assert_allclose(found, trained.predict([*zip(*pair, strict=True)]), atol=1e-5)
+        assert said in " ".join(capsys.readouterr().out.split())
+    whet("predict", out, "--file", other, "--text_column_names", "title", code=65)
+    assert "no column is named body" in capsys.readouterr().err
+
+
 def test_mined_negatives_train_a_reranker_that_orders_a_search(
     encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,8 @@ def test_what_cannot_be_exported_is_refused_before_any_work(
     assert "convert_hf_to_gguf.py" in refused(str(tmp_path / "decoder"), "--to", "gguf")
     assert "language models are not exported to this format" in refused(str(tmp_path / "decoder"))
     assert "--int8_activations" in refused(model, "--int8_activations", "static")
+    assert "truncate_dim would change nothing here" in refused(model, "--truncate_dim", "8")
+    assert "calibration_samples would change nothing" in refused(model, "--int8", "--calibration_samples", "8")
     assert "base_model_name_or_path would change nothing" in refused(model, "--base_model_name_or_path", "x")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "run: pip install 'whet-train[onnx]'" in refused(model)

@@ -312,8 +312,9 @@ def test_what_no_graph_computes_is_refused(
         (["export", exports["embed"]], "the model is an export already"),
         (["embed", "--model_name_or_path", exports["embed"], *training], "a graph has no weights that can be trained"),
         (["search", exports["rerank"], "--corpus", pairs, "--query", "who"], "names a reranker"),
-        (["predict", exports["embed"], "--file", pairs, "--precision", "bf16"], "computes in its own number format"),
-    ):
+        (["predict", exports["embed"], "--file", pairs, "--text_column_names", "question", "--precision", "bf16"],
+         "computes in its own number format"),
+    ):  # fmt: skip
         capsys.readouterr()
         assert run([*map(str, words)]) == EXIT_BAD_CONFIG, words
         assert said in capsys.readouterr().err

@@ -48,22 +48,29 @@ def test_texts_are_classified_as_they_were_read_in_training(classifier: Path, tm
     assert lines[3]["row"] == "line 4"
 
 
-def test_words_are_tagged(word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def tagger(word_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained tagger of plain tags."""
+    folder = tmp_path_factory.mktemp("tagger")
     rows = [{"tokens": row["text"].split(), "tags": ["DET" if one == "the" else "X" for one in row["text"].split()]}
             for row in topic_rows()]  # fmt: skip
-    train = write_lines(tmp_path / "train.jsonl", rows)
-    line = words("tag", word_encoder, tmp_path / "out", "--do_train", train_file=train, num_train_epochs=60)
+    train = write_lines(folder / "train.jsonl", rows)
+    line = words("tag", word_encoder, folder / "out", "--do_train", train_file=train, num_train_epochs=60)
     assert run(line) == 0
+    return folder / "out"
+
+
+def test_words_are_tagged(tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new.conll"
     file.write_text("the\nboat\n\nsweet\nbread\nthe\n")
     output = tmp_path / "tags.jsonl"
-    assert run(["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(output)]) == 0
+    assert run(["predict", str(tagger), "--file", str(file), "--output", str(output)]) == 0
     first, second = load_lines(output)
     assert (first["tokens"], first["tags"]) == (["the", "boat"], ["DET", "X"])
     assert (second["tags"], second["row"]) == (["X", "X", "DET"], "line 4")
     assert all(0 < score <= 1 for score in second["scores"])
     capsys.readouterr()
-    asked = ["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(tmp_path / "again.jsonl")]
+    asked = ["predict", str(tagger), "--file", str(file), "--output", str(tmp_path / "again.jsonl")]
     assert run([*asked, "--text_column_names", "form"]) == EXIT_BAD_DATA
     said = capsys.readouterr().err
     assert "write a number, such as --text_column_names 0" in said
@@ -85,6 +92,23 @@ def test_questions_are_answered(encoder: Path, tmp_path: Path) -> None:
     lines = load_lines(output)
     assert {line["id"]: line["answer"] for line in lines} == load(tmp_path / "out", "predict_predictions.json")
     assert all(len(line["answers"]) == 3 for line in lines)
+
+    wrong = squad()
+    for question in wrong["data"][0]["paragraphs"][0]["qas"]:
+        question["answers"][0]["answer_start"] += 1
+    assert run([*asked[:3], str(write_json(tmp_path / "wrong.json", wrong)), *asked[4:]]) == 0, "answers are not read"
+    assert {line["id"]: line["answer"] for line in load_lines(output)} == {line["id"]: line["answer"] for line in lines}
+
+
+def test_no_answer_can_be_turned_off_for_a_model_that_was_trained_with_it(encoder: Path, tmp_path: Path) -> None:
+    file = write_json(tmp_path / "train.json", squad(version_2=True))
+    line = command(encoder, tmp_path / "out", "--do_train", "--version_2_with_negative", train_file=file, max_steps=1)
+    assert run(line) == 0
+    output = tmp_path / "answers.jsonl"
+    asked = ["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(output), "--top_k", "20"]
+    for flags, is_allowed in (([], True), (["--version_2_with_negative", "false"], False)):
+        assert run([*asked, *flags]) == 0
+        assert any(one["text"] == "" for line in load_lines(output) for one in line["answers"]) == is_allowed
 
 
 def test_bad_rows_and_bad_places_are_refused(
@@ -234,3 +258,128 @@ def test_folder_that_takes_no_file_is_answered_with_the_option_of_predict(
     said = capsys.readouterr().err
     assert "use a shorter --output\n" in said
     assert "checkpoint" not in said
+
+
+_ARCHITECTURES = {"qa": "QuestionAnswering", "classify": "SequenceClassification", "tag": "TokenClassification"}
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "said"),
+    [
+        *(("qa", f"--{name} x", f"{name} would change nothing here") for name in (
+            "text_column_names", "text_pair_column_names", "corpus_file"
+        )),
+        ("qa", "--csv_delimiter ;", "csv_delimiter would change nothing here"),
+        ("qa", "--window_pooling max", "window_pooling would change nothing here"),
+        ("tag", "--top_k 5 --text_pair_column_names x", "text_pair_column_names and top_k would change nothing here"),
+        ("tag", "--version_2_with_negative false", "version_2_with_negative would change nothing here"),
+        ("tag", "--window_pooling max", "window_pooling would change nothing without doc_stride"),
+        ("classify", "--version_2_with_negative", "version_2_with_negative would change nothing here"),
+        ("classify", "--window_pooling max", "window_pooling would change nothing without doc_stride"),
+        ("embed", "--top_k 5", "top_k would change nothing without corpus_file"),
+        ("rerank", "--top_k 5 --doc_stride 8", "doc_stride would change nothing here"),
+    ],
+)  # fmt: skip
+def test_options_that_the_model_does_not_honour_are_refused(
+    task: str, flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    if task in _ARCHITECTURES:
+        write_json(model / "config.json", {"model_type": "bert", "architectures": [f"BertFor{_ARCHITECTURES[task]}"]})
+    else:
+        kind = "SentenceTransformer" if task == "embed" else "CrossEncoder"
+        write_json(model / "config_sentence_transformers.json", {"model_type": kind})
+    file, output = write_lines(tmp_path / "new.jsonl", [{"text": "bread"}]), str(tmp_path / "found.jsonl")
+    assert run(["predict", str(model), "--file", str(file), "--output", output, *flags.split()]) == EXIT_BAD_CONFIG
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_number_of_scores_is_refused_for_a_model_of_numbers(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": row["text"], "label": n / 10 + 0.5} for n, row in enumerate(topic_rows())]
+    train = write_lines(tmp_path / "train.jsonl", rows)
+    assert run(words("classify", word_encoder, tmp_path / "out", "--do_train", train_file=train, max_steps=1)) == 0
+    asked = ["predict", str(tmp_path / "out"), "--file", str(train), "--output", str(tmp_path / "found.jsonl")]
+    assert run([*asked, "--top_k", "2"]) == EXIT_BAD_CONFIG
+    assert "top_k would change nothing here" in capsys.readouterr().err
+    assert run(asked) == 0
+
+
+def test_predictions_never_replace_the_texts_that_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, corpus = (write_lines(tmp_path / name, [{"text": "bread"}]) for name in ("q.jsonl", "predictions.jsonl"))
+    for flags in ([], ["--output", str(corpus)]):
+        asked = ["predict", "model", "--file", str(file), "--corpus_file", "predictions.jsonl", *flags]
+        assert run(asked) == EXIT_BAD_CONFIG
+        assert "the predictions would replace the texts that are searched" in capsys.readouterr().err
+    assert run([*asked[:-1], "found.jsonl", "--text_pair_column_names", "text"]) == EXIT_BAD_CONFIG
+    assert "corpus_file does not go with text_pair_column_names" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delimiter", ["\\t", ";;", ""])
+def test_delimiter_of_several_characters_is_refused(
+    delimiter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_csv(tmp_path / "new.csv", topic_rows())
+    assert run(["predict", "model", "--file", str(file), "--csv_delimiter", delimiter]) == EXIT_BAD_CONFIG
+    assert "csv_delimiter is not one character" in capsys.readouterr().err
+
+
+def test_delimiter_parts_words_from_what_stands_next_to_them(
+    tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "new.csv", tmp_path / "tags.jsonl"
+    file.write_text("the:1,5\nboat:2,5\n\nbread:3,5\n")
+    asked = ["predict", str(tagger), "--file", str(file), "--output", str(output)]
+    assert run([*asked, "--csv_delimiter", ":"]) == 0
+    assert [line["tokens"] for line in load_lines(output)] == [["the", "boat"], ["bread"]]
+    assert run([*asked, "--csv_delimiter", "|"]) == EXIT_BAD_DATA
+    assert "the lines have no columns with '|' between them" in capsys.readouterr().err
+
+
+_UNREAD_TAGS = {
+    "a list that is too short": ("a.jsonl", '{"tokens": ["the", "boat"], "tags": ["X"]}\n'),
+    "spans inside words": ("a.jsonl", '{"text": "the boat", "label": [[1, 6, "X"]]}\n'),
+    "the label of the text": ("a.jsonl", '{"text": "the boat", "label": "sailing"}\n'),
+    "fewer than words": ("a.jsonl", '{"text": "the boat", "tags": "O O"}\n{"text": "the boat", "tags": "O"}\n'),
+    "missing in one line": ("a.conll", "the DET\nboat\n\nthe DET\nboat X\n"),
+}
+
+
+@pytest.mark.parametrize("case", _UNREAD_TAGS)
+def test_odd_tags_are_not_read(case: str, tagger: Path, tmp_path: Path) -> None:
+    name, content = _UNREAD_TAGS[case]
+    (tmp_path / name).write_text(content)
+    output = tmp_path / "tags.jsonl"
+    assert run(["predict", str(tagger), "--file", str(tmp_path / name), "--output", str(output)]) == 0
+    assert {tuple(line["tokens"]) for line in load_lines(output)} == {("the", "boat")}
+
+
+def test_odd_labels_are_not_read_and_the_columns_are_named(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "new.jsonl", [{"said": "bread", "label": [[0, 5, "FOOD"]], "answer": "reject"}])
+    assert run(["predict", str(classifier), "--file", str(file), "--output", str(tmp_path / "found.jsonl")]) == 0
+    assert "new.jsonl: text: said; not read: label, answer\n" in capsys.readouterr().out
+
+
+def test_a_model_of_one_text_reads_no_second_one(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": row["text"], "answer": "the sail", "label": row["label"]} for row in topic_rows()]
+    train, single = write_csv(tmp_path / "train.csv", rows), {"text_column_names": "question", "max_steps": 2}
+    line = words("classify", word_encoder, tmp_path / "out", "--do_train", train_file=train, **single)
+    assert run([*line, "--text_pair_column_names", ""]) == 0
+    assert "text: question; label: label; not read: answer" in " ".join(capsys.readouterr().out.split())
+    alone = write_csv(tmp_path / "alone.csv", [{"question": row["question"]} for row in rows])
+    found = {}
+    for file in (train, alone):
+        output = tmp_path / f"{file.stem}.jsonl"
+        assert run(["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(output)]) == 0
+        found[file.stem] = output.read_text()
+    assert found["train"] == found["alone"]
+    assert "train.csv: text: question; not read: answer, label\n" in capsys.readouterr().out

@@ -6,6 +6,7 @@ from typing import Any
 
 from whet import tasks
 from whet.config.command_line import Command
+from whet.config.settings import refuse
 from whet.errors import ConfigError
 from whet.jobs.predict.arguments import PredictArguments
 from whet.jobs.task import Task
@@ -36,7 +37,8 @@ def _run(asked: PredictArguments) -> int:
     require_room_for_json(asked)
     for task in _PREDICTING:
         if task.knows(Path(asked.model)):
-            return _predict(task, asked, read_reading(Path(asked.model)))
+            reading = read_reading(Path(asked.model))
+            return _predict(task, asked, reading if reading.get("task") == task.name else {})
     head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
     fitting = [task for task in tasks.tasks() if head in (None, task.head)]
     reading = read_reading(Path(asked.model))
@@ -54,18 +56,12 @@ def _run(asked: PredictArguments) -> int:
 
 
 def _predict(task: Task, asked: PredictArguments, reading: Mapping[str, Any]) -> int:
-    """Let the task write its predictions; refuse a corpus for one that does not search."""
+    """Let the task write its predictions; refuse options that it does not honour."""
     assert task.predict is not None
-    if asked.corpus_file is not None and not task.searches:
-        raise ConfigError(
-            what="corpus_file would change nothing here",
-            got=asked.corpus_file,
-            why=f"the model is for {task.head.task}, and searches no texts",
-            fix="leave --corpus_file out, or name a model that whet embed trained",
-        )
+    refuse(task.unread(asked, reading))
     from whet.jobs.predict.outputs import is_array
 
-    if is_array(asked) and not task.searches:
+    if is_array(asked) and "corpus_file" not in task.predict_takes:
         raise ConfigError(
             what="output is a file of JSON lines",
             got=asked.output,

@@ -8,6 +8,12 @@ from whet.config.aliases import Alias
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, is_given, only_with
 from whet.config.settings import checked
 
+
+def needs_texts(asked: "ExportArguments") -> bool:
+    """Return whether int8 is calibrated on texts."""
+    return asked.int8 and (asked.int8_activations == "static" or asked.to == "openvino")
+
+
 RULES: tuple[Rule, ...] = (
     is_given(
         "names_a_model",
@@ -39,6 +45,14 @@ RULES: tuple[Rule, ...] = (
         is_on=lambda asked: asked.int8,
         why="the outputs of an fp32 export are compared themselves",
         fix="add --int8, or leave --max_metric_drop out",
+    ),
+    only_with(
+        "calibration_is_of_static_int8",
+        "int8_activations",
+        ("calibration_samples",),
+        is_on=needs_texts,
+        why="it is how many texts the ranges of activations are measured on; fp32 and dynamic int8 need none",
+        fix="add --int8 --int8_activations static, or leave --calibration_samples out",
     ),
     above("max_difference", 0, "two programs round differently"),
     at_least("max_metric_drop", 0, "it is how many points a metric may lose"),
@@ -106,5 +120,5 @@ class ExportArguments:
     """Embedding models: keep this many of the first numbers of each vector. null: all, or as the folder says."""
     doc_stride: int | None = None
     """Tokens that two windows of a long text share. null: as in the training, else 128 for questions."""
-    version_2_with_negative: bool = False
-    """Question answering: allow "no answer" as the answer. Models that whet qa trained so need no flag."""
+    version_2_with_negative: bool | None = None
+    """Question answering: allow "no answer" as the answer. null: as in the training, else false."""

@@ -11,8 +11,8 @@ from whet import tasks
 from whet.engine.engine import Engine
 from whet.errors import ConfigError
 from whet.export import check
-from whet.export.arguments import ExportArguments
-from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, needs_texts, padding_of, require_padding
+from whet.export.arguments import ExportArguments, needs_texts
+from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding
 from whet.jobs.lora.merge import write_merged
 from whet.jobs.predict.trained import NAME
 from whet.jobs.task import Task

@@ -62,6 +62,7 @@ def run_export(asked: ExportArguments) -> int:
             fix="name the folder that it was exported from",
         )
     task = _task_of(asked)
+    _require_vectors(asked, task)
     graph.require_packages(asked.to, int8=asked.int8)
     output = _output_of(asked)
     json_output.add_outputs(folder=output, measurements=output / "export.json", server=output / "serve.py")
@@ -112,6 +113,17 @@ def _task_of(asked: ExportArguments) -> Task:
         fix=f"name a model for {', '.join(one.task for one in (*heads.OF_ENCODERS, heads.EMBEDDING))}; of a plain "
         "encoder whet embed, or sentence-transformers, makes an embedding model",
     )
+
+
+def _require_vectors(asked: ExportArguments, task: Task) -> None:
+    """Raise ConfigError for a length of vectors, if the model gives none."""
+    if asked.truncate_dim is not None and task.head is not heads.EMBEDDING:
+        raise ConfigError(
+            what="truncate_dim would change nothing here",
+            got=asked.truncate_dim,
+            why=f"a model that whet {task.name} trains gives no vectors",
+            fix="leave --truncate_dim out",
+        )
 
 
 def _output_of(asked: ExportArguments) -> Path:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from whet.errors import ConfigError
 from whet.export import check
-from whet.export.arguments import ExportArguments
-from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, needs_texts, padding_of, require_padding
+from whet.export.arguments import ExportArguments, needs_texts
+from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding
 from whet.jobs.predict.trained import NAME, read_reading
 from whet.jobs.task import Task
 from whet.jobs.tokenising.encode import row_length
@@ -72,7 +72,7 @@ class SentenceModel:
             )
         model = load(_KINDS[task.name], asked.model, "--model", use_cpu=True).eval()
         _require_exportable(model, asked.model)
-        _truncate(model, asked, task)
+        _truncate(model, asked.truncate_dim)
         backbone = model.transformers_model
         length = set_length(model, asked.max_seq_length) or row_length(None, model.tokenizer, backbone)
         model.max_seq_length = length
@@ -264,19 +264,19 @@ def _require_exportable(model: Any, name: str) -> None:
     require_padding(model.tokenizer, name)
 
 
-def _truncate(model: Any, asked: ExportArguments, task: Task) -> None:
+def _truncate(model: Any, dim: int | None) -> None:
     """Let the model give the first numbers of its vectors alone, if that is asked for."""
-    if asked.truncate_dim is None:
+    if dim is None:
         return
-    longest = None if task.name == "rerank" else model.get_embedding_dimension()
-    if longest is None or asked.truncate_dim > longest:
+    longest = model.get_embedding_dimension()
+    if dim > longest:
         raise ConfigError(
-            what="truncate_dim would change nothing here" if longest is None else "truncate_dim is too long",
-            got=asked.truncate_dim,
-            why="a reranker gives a score" if longest is None else f"the model's vectors have {longest} numbers",
-            fix="leave --truncate_dim out" + ("" if longest is None else ", or use a smaller one"),
+            what="truncate_dim is too long",
+            got=dim,
+            why=f"the model's vectors have {longest} numbers",
+            fix="leave --truncate_dim out, or use a smaller one",
         )
-    model.truncate_dim = asked.truncate_dim
+    model.truncate_dim = dim
 
 
 # ---- texts ----

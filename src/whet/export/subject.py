@@ -189,11 +189,6 @@ def padding_of(tokenizer: Any) -> dict[str, Any]:
 # ---- the data ----
 
 
-def needs_texts(asked: ExportArguments) -> bool:
-    """Return whether int8 is calibrated on texts."""
-    return asked.int8 and (asked.int8_activations == "static" or asked.to == "openvino")
-
-
 @dataclass
 class Data:
     """Where the examples are that an export is checked and calibrated with, and how the model reads them."""

@@ -152,6 +152,14 @@ windows_are_joined = only_with(
     why="it joins the predictions of the windows of a text, and without doc_stride a text has one",
     fix="add --doc_stride 32, or leave --window_pooling out",
 )
+delimiter_is_a_character = broken_if(
+    "delimiter_is_a_character",
+    ("csv_delimiter",),
+    lambda asked: asked.csv_delimiter is not None and len(asked.csv_delimiter) != 1,
+    what="csv_delimiter is not one character",
+    why="one character stands between two columns",
+    fix="use one character, such as --csv_delimiter ';' (a tab: --csv_delimiter $'\\t')",
+)
 _BITS = ("load_in_8bit", "load_in_4bit")
 JOB_RULES: tuple[Rule, ...] = (
     at_least("seeds", 1, "a run trains one model at least"),

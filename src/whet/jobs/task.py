@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, is_set
@@ -36,6 +36,27 @@ _BY_READERS = ("dataset_name", "dataset_config_name", "skip_bad")
 _BY_PREPARE = ("config_name", "tokenizer_name", "cache_dir", "model_revision", "token", "overwrite_cache")
 """Settings that `prepare` honours, next to those in `takes`."""
 
+_BY_PREDICT = (
+    *("model", "file", "output", "skip_bad", "max_predict_samples"),
+    *("per_device_eval_batch_size", "precision"),
+)
+"""Options of `whet predict` that each task honours."""
+
+
+class Needs(NamedTuple):
+    """What an option of `whet predict` changes nothing without: another option, or that setting of the training."""
+
+    option: str
+    why: str
+
+
+IN_WINDOWS: Mapping[str, Needs | None] = {
+    "doc_stride": None,
+    "window_pooling": Needs(
+        "doc_stride", "it joins the predictions of the windows of a text, and without doc_stride a text has one"
+    ),
+}
+"""For `predict_takes`: long texts are cut into windows."""
 Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""
 _TRAINING_SHOWN: Shown = {
@@ -80,8 +101,9 @@ class Task:
     """Whether the smallest of this metric is the best."""
     by_engine: bool = True
     """Whether whet's engine trains its models; else a library's trainer does, of which no plan is made."""
-    searches: bool = False
-    """Whether its predictions can come from a file of texts (`corpus_file`)."""
+    predict_takes: Mapping[str, Needs | None] = field(default_factory=dict)
+    """The options of `whet predict` that `predict` honours besides those that each task does, with what they need; the
+    others are refused."""
     knows: Callable[[Path], bool] = lambda _: False
     """Returns whether this folder holds a model of the task that the name of its class does not tell."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
@@ -100,6 +122,40 @@ class Task:
         refused = [name for name in some if name not in self.takes and is_set(name, job, args)]
         rules = (*JOB_RUN_RULES, best_metric_among(self.metrics), *self.rules)
         return [*([self._ignores(refused, job, args)] if refused else []), *broken(rules, job, args)]
+
+    def unread(self, asked: PredictArguments, reading: Mapping[str, Any]) -> list[Problem]:
+        """Return the problems of options of `whet predict` that change nothing for a model with this reading."""
+        options = options_of(type(asked))
+        given = {
+            name: getattr(asked, name)
+            for name, option in options.items()
+            if name not in _BY_PREDICT and getattr(asked, name) != option.default
+        }
+        odd = {name: value for name, value in given.items() if name not in self.predict_takes}
+        flags = " and ".join(f"--{name}" for name in odd)
+        problems = []
+        if odd:
+            problems.append(
+                Problem(
+                    what=f"{' and '.join(odd)} would change nothing here",
+                    got=odd,
+                    why=f"predictions of a model that whet {self.name} trains do not depend on {flags}",
+                    fix=f"leave {flags} out",
+                )
+            )
+        for name, value in given.items():
+            needs = self.predict_takes.get(name)
+            if needs is None or getattr(asked, needs.option) is not None or reading.get(needs.option) is not None:
+                continue
+            problems.append(
+                Problem(
+                    what=f"{name} would change nothing without {needs.option}",
+                    got=value,
+                    why=needs.why,
+                    fix=f"add --{needs.option}, or leave --{name} out",
+                )
+            )
+        return problems
 
     def examples(self, job: Any, split: str) -> Any:
         """Return the examples of the split `train`, `validation` or `test`."""

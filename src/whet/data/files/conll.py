@@ -278,26 +278,28 @@ class WordTable:
     sentences: list[ColumnSentence]
 
 
-def word_table(text: str, word_headings: set[str]) -> WordTable | None:
+def word_table(text: str, word_headings: set[str], delimiter: str | None = None) -> WordTable | None:
     """Return the words of a CSV text; None for anything else, such as columns apart by spaces.
 
     It is one if its header has a column for words (`word_headings`, in capitals or not), or if without a header every
-    row has the same number of cells, at least two, and spaces do not part the rows.
+    row has the same number of cells, at least two, and spaces do not part the rows. `delimiter` parts the cells; None:
+    the rows say it. Without a header, tabs part columns of CoNLL.
     """
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
     filled = [line for _, line in lines if line.strip()]
     if not filled:
         return None
-    for mark in _MARKS:
+    marks = _MARKS if delimiter is None else (delimiter,)
+    for mark in marks:
         names = [name.strip(SPACES) for name in _cells(filled[0], mark)]
         if len(names) > 1 and word_headings & set(map(str.lower, names)):
             begin = next(at for at, (_, line) in enumerate(lines) if line.strip())
             return WordTable(names, mark, list(_sentences_of_csv(lines[begin + 1 :], mark, _sentence_column(names))))
-    if all(len(by_spaces(line)) > 1 for line in filled):
+    if delimiter is None and all(len(by_spaces(line)) > 1 for line in filled):
         return None
-    for mark in _MARKS[:-1]:
+    for mark in [mark for mark in marks if mark != "\t"]:
         widths = {len(_cells(line, mark)) for line in filled}
-        if len(widths) == 1 and min(widths) > 1:
+        if max(widths) > 1 and (len(widths) == 1 or delimiter is not None):
             return WordTable([], mark, list(_sentences_of_csv(lines, mark, None)))
     return None
 

@@ -5,23 +5,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from whet.config.rules.ranges import Rule, at_least, broken_if, is_given
+from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, is_given
 from whet.config.settings import checked
 from whet.errors import Problem
 from whet.jobs.fields import Pooling
+from whet.jobs.rules import delimiter_is_a_character
+
+_READ = {
+    "file": ("output is the file to predict", "the predictions would replace the data"),
+    "corpus_file": ("output is the corpus_file", "the predictions would replace the texts that are searched"),
+}
+"""The files that are read, and what is wrong with predictions that go to one of them."""
 
 
 def output_is_another_file(asked: "PredictArguments") -> Problem | None:
-    """Predictions never replace the data."""
-    same = os.path.realpath(asked.output) == os.path.realpath(asked.file)
-    if not asked.output.strip() or not asked.file or not same:
-        return None
-    return Problem(
-        what="output is the file to predict",
-        got=asked.output,
-        why="the predictions would replace the data",
-        fix="name another file in --output",
-    )
+    """Predictions never replace what is read."""
+    target = os.path.realpath(asked.output) if asked.output.strip() else None
+    for name, (what, why) in _READ.items():
+        path = getattr(asked, name)
+        if path and os.path.realpath(path) == target:
+            return Problem(what=what, got=asked.output, why=why, fix="name another file in --output")
+    return None
 
 
 def output_has_a_folder(asked: "PredictArguments") -> Problem | None:
@@ -66,6 +70,13 @@ RULES: tuple[Rule, ...] = (
         why="a prediction has parts, such as scores for several labels, for which a cell has no room",
         fix="name it so, such as predictions.jsonl; pandas.read_json makes a table of such lines",
     ),
+    excludes(
+        "a_row_is_a_query_or_a_pair",
+        "corpus_file",
+        ("text_pair_column_names",),
+        why="a row is a query, or a pair that gets a score",
+    ),
+    delimiter_is_a_character,
     at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
     at_least("per_device_eval_batch_size", 1, "a batch has a row"),
     at_least("top_k", 1, "at least one must be written"),
@@ -96,7 +107,8 @@ class PredictArguments:
     """Columns that hold the text, or the words to tag; several names are separated by commas. null: those of the
     training, else a usual name."""
     text_pair_column_names: str | None = None
-    """Columns that hold the second text of a pair. null: those of the training, else a usual name."""
+    """Columns that hold the second text of a pair; '': each row has one text. null: those of the training, else a usual
+    name; embedding models score pairs only if this is given."""
     csv_delimiter: str | None = None
     """Character between the columns of CSV files. null: the one that cuts the header into most columns."""
     skip_bad: bool = False
@@ -118,5 +130,5 @@ class PredictArguments:
     window_pooling: Pooling | None = None
     """How the windows of a long text become one prediction: mean or max of their logits. null: as in the training,
     else mean."""
-    version_2_with_negative: bool = False
-    """Question answering: allow "no answer" as the answer. Models that whet qa trained so need no flag."""
+    version_2_with_negative: bool | None = None
+    """Question answering: allow "no answer" as the answer. null: as in the training, else false."""

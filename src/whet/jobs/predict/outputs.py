@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from whet import json_output, system
+from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, StorageError, escape_controls
@@ -58,6 +58,17 @@ def write(asked: PredictArguments, engine: Engine, entries: Iterable[Mapping[str
     write_lines(asked, entries, precision=precision, padding=padding)
 
 
+def say_read(asked: PredictArguments, file: str, columns: str) -> None:
+    """Print which columns of the file are read."""
+    text = escape_controls(f"{Path(file).name}: {columns}")
+    print(console.paragraph(text, "  "), file=_for_people(asked), flush=True)
+
+
+def _for_people(asked: PredictArguments) -> TextIO:
+    """Return standard output, or standard error if the predictions go to standard output."""
+    return sys.stderr if _own_descriptor(Path(asked.output)) == 1 else sys.stdout
+
+
 def require_room_for_json(asked: PredictArguments) -> None:
     """Raise ConfigError if the predictions and the JSON object would both go to standard output."""
     if json_output.is_wanted() and _own_descriptor(Path(asked.output)) == 1:
@@ -78,7 +89,7 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
     path = Path(asked.output)
     _write_named(path, "".join(f"{line}\n" for line in lines))
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
-    where = sys.stderr if _own_descriptor(path) == 1 else sys.stdout
+    where = _for_people(asked)
     json_output.add(predictions=len(lines), precision=precision, padding=padding == "with")
     json_output.add_outputs(predictions=path)
     print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)

@@ -8,7 +8,7 @@ from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, only_w
 from whet.config.settings import checked
 from whet.errors import Problem
 from whet.jobs.fields import JobFields, Pooling
-from whet.jobs.rules import windows_are_joined, windows_move_on
+from whet.jobs.rules import delimiter_is_a_character, windows_are_joined, windows_move_on
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -60,14 +60,7 @@ CLASSIFY_RULES: tuple[Rule, ...] = (
         why="both say what the labels are",
         fix="keep one of --do_regression and --problem_type",
     ),
-    broken_if(
-        "delimiter_is_a_character",
-        ("csv_delimiter",),
-        lambda job: job.csv_delimiter is not None and len(job.csv_delimiter) != 1,
-        what="csv_delimiter is not one character",
-        why="one character stands between two columns",
-        fix="use one character, such as --csv_delimiter ';' (a tab: --csv_delimiter $'\\t')",
-    ),
+    delimiter_is_a_character,
     within("threshold", "(0, 1)", "a label is predicted if its probability reaches it", 0.5),
     at_least("max_seq_length", 1, "a row holds tokens"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
@@ -107,7 +100,7 @@ class ClassifyArguments(JobFields):
     or the only column besides the label. The log names the choice."""
     text_pair_column_names: str | None = None
     """Columns that hold the second text of a pair, such as the answer to a question. null: sentence2, hypothesis or
-    another usual name, if the first text has its counterpart; else one text a row."""
+    another usual name, if the first text has its counterpart; else one text a row. '': one text a row in any case."""
     text_column_delimiter: str = " "
     """What stands between the columns of a text that are joined."""
     label_column_name: str | None = None

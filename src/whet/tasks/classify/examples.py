@@ -99,12 +99,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Named:
-    """The names of columns that a user gave; None if the data decides."""
+    """The names of columns that a user gave; None if the data decides. An empty `pair`: one text a row."""
 
     text: str | None = None
     pair: str | None = None
     label: str | None = None
     delimiter: str = " "
+    takes_label: bool = True
+    """Whether labels are read, if there are some."""
 
 
 def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> Columns:
@@ -117,17 +119,18 @@ def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> C
     if missing:
         raise _missing(missing, found)
     text, pair = _split(named.text), _split(named.pair)
+    is_single = named.pair is not None and not pair
     if not text:
-        text, usual = _usual_texts(found, label)
+        text, usual = _usual_texts(found, label, in_pairs=not is_single)
         pair = pair or usual
-    elif not pair and len(text) == 1:
+    elif named.pair is None and len(text) == 1:
         pair = tuple(other for a, b in PAIRS if (a,) == text and (other := _usual(found, [b])))[:1]
     if need_label and label not in found:
         rest = [name for name in found if name not in (*text, *pair)]
         label = rest[0] if len(rest) == 1 else None
         if label is None:
             raise _no_label(found)
-    return Columns(text, pair, label if label in found else None, named.delimiter)
+    return Columns(text, pair, label if named.takes_label and label in found else None, named.delimiter)
 
 
 def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:
@@ -175,8 +178,8 @@ def _usual(found: Sequence[str], names: Sequence[str]) -> str | None:
     return next((known[name] for name in names if name in known), None)
 
 
-def _usual_texts(found: Sequence[str], label: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    for names in PAIRS:
+def _usual_texts(found: Sequence[str], label: str | None, *, in_pairs: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    for names in PAIRS if in_pairs else ():
         first, second = (_usual(found, [name]) for name in names)
         if first and second:
             return (first,), (second,)

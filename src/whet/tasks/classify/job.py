@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 
 from whet.config.arguments import TrainingArguments
-from whet.console import cell
+from whet.config.rules.ranges import is_set
+from whet.console import cell, columns_line
 from whet.data.store import RowStore
+from whet.errors import ConfigError, DataError
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
 from whet.jobs.judging import Judged, PredictionJudge, pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.predict.trained import read_reading
 from whet.jobs.splits import SPLITS
 from whet.jobs.task_run import (
     Part,
@@ -63,6 +66,8 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
+    _require_threshold_counts(job, scheme)
+    _require_as_many_texts(job, examples)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     require_teacher_reads(job, tokenizer, job.max_seq_length)
     options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)
@@ -136,6 +141,33 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     return scheme
 
 
+def _require_threshold_counts(job: ClassifyArguments, scheme: Scheme) -> None:
+    """Raise ConfigError for a threshold that nothing would be compared with."""
+    if scheme.kind == "multi_label_classification" or not is_set("threshold", job):
+        return
+    raise ConfigError(
+        what="threshold would change nothing here",
+        got=job.threshold,
+        why=f"the labels are {_words(scheme)}, and it decides which of several labels a text has",
+        fix="leave --threshold out; if a text may have several labels: --problem_type multi_label_classification",
+    )
+
+
+def _require_as_many_texts(job: ClassifyArguments, examples: Mapping[str, Examples]) -> None:
+    """Raise DataError if some rows are pairs and others are not, those that the model has learnt from among them."""
+    read = {name: found.columns.pair for name, found in examples.items()}
+    reading = {} if "train" in examples else read_reading(Path(job.model_name_or_path))
+    if reading.get("task") == "classify" and reading.get("text_column_names"):
+        read = {"training of the model": reading.get("text_pair_column_names") or (), **read}
+    if len({bool(pair) for pair in read.values()}) > 1:
+        raise DataError(
+            what="some rows have one text, and others are pairs",
+            got="; ".join(f"{name}: {'a pair' if pair else 'one text'}" for name, pair in read.items()),
+            why="a model learns to read either",
+            fix="add --text_pair_column_names '' for one text a row, or name the second text and have it in each file",
+        )
+
+
 def _words(scheme: Scheme) -> str:
     if scheme.kind == "regression":
         return "numbers (regression)"
@@ -148,7 +180,7 @@ def _reading(job: ClassifyArguments, split: Split) -> dict[str, Any]:
     columns = split.examples.columns
     return {
         "text_column_names": ",".join(columns.text),
-        "text_pair_column_names": ",".join(columns.pair) or None,
+        "text_pair_column_names": ",".join(columns.pair),
         "text_column_delimiter": columns.delimiter,
         "max_seq_length": job.max_seq_length,
         "doc_stride": job.doc_stride,
@@ -162,17 +194,32 @@ _USUAL_LENGTH = 128
 
 def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the labels and scores of every text in the file; return the exit code."""
+    pair = outputs.setting_of(asked, known, "text_pair_column_names")
+    if pair is None and known.get("text_column_names"):
+        pair = ""  # the training read one text
     named = Named(
         text=asked.text_column_names or known.get("text_column_names"),
-        pair=asked.text_pair_column_names or known.get("text_pair_column_names"),
+        pair=pair,
         delimiter=known.get("text_column_delimiter", " "),
+        takes_label=False,
     )
     examples = read_file(
         Path(asked.file), named, delimiter=asked.csv_delimiter, need_label=False, limit=asked.max_predict_samples,
         skip_bad=asked.skip_bad,
     )  # fmt: skip
     examples.left_out.log(asked.file, "example")
+    columns = examples.columns
+    read = {"text": columns.text} | ({"second text": columns.pair} if columns.pair else {})
+    outputs.say_read(asked, asked.file, columns_line(read, examples.not_read))
     model, tokenizer = load_trained(asked.model, SEQUENCE_CLASSIFICATION, asked.base_model_name_or_path)
+    scheme = scheme_of_config(model.config)
+    if scheme.kind == "regression" and is_set("top_k", asked):
+        raise ConfigError(
+            what="top_k would change nothing here",
+            got=asked.top_k,
+            why="the model predicts one number for each text",
+            fix="leave --top_k out",
+        )
     length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))
     stride = outputs.setting_of(asked, known, "doc_stride")
@@ -180,7 +227,7 @@ def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     rows = maker.rows(examples.texts, examples.pairs)
     engine = outputs.engine_of(asked, model, tokenizer)
     pooling = outputs.setting_of(asked, known, "window_pooling", "mean")
-    decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5), pooling)
+    decision = Decision(scheme, known.get("threshold", 0.5), pooling)
     logits = pooled(logits_of(engine.predict(rows.rows).predictions), rows.text_of, pooling)
     entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
     outputs.write(asked, engine, ({"row": place, **entry} for place, entry in entries))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
+from whet.jobs.task import HONOURED_BY_CALLS, IN_WINDOWS, Task, lazily, words
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, metrics_of
 
@@ -28,6 +28,11 @@ def _sample(job: ClassifyArguments, n_rows: int) -> tuple[str, str]:
     return ".jsonl", "\n".join(rows)
 
 
+_PREDICT_TAKES = {
+    **dict.fromkeys(("base_model_name_or_path", "text_column_names", "text_pair_column_names", "csv_delimiter")),
+    **dict.fromkeys(("top_k", "max_seq_length")),
+    **IN_WINDOWS,
+}
 TASK = Task(
     name="classify",
     head=SEQUENCE_CLASSIFICATION,
@@ -36,6 +41,7 @@ TASK = Task(
     sample=_sample,
     takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
+    predict_takes=_PREDICT_TAKES,
     tables=lazily(__name__, "job", "tables"),
     metrics=metrics_of,
     shown={

@@ -15,6 +15,7 @@ from whet.config.rules.ranges import Rule, at_least, broken_if, excludes, is_giv
 from whet.config.settings import checked, options_of
 from whet.errors import ConfigError, Problem
 from whet.jobs.fields import JobFields
+from whet.jobs.rules import delimiter_is_a_character
 from whet.optional import extra, is_installed
 
 PACKAGE = "sentence_transformers"
@@ -157,14 +158,7 @@ _RULES: tuple[Rule, ...] = (
         fix="add --num_hard_negatives 1, or leave them out",
     ),
     within("hard_negatives_margin", "[0, 1)", "it is a share of the score of the right text", 0.05),
-    broken_if(
-        "delimiter_is_a_character",
-        ("csv_delimiter",),
-        lambda job: job.csv_delimiter is not None and len(job.csv_delimiter) != 1,
-        what="csv_delimiter is not one character",
-        why="one character stands between two columns",
-        fix="use one character, such as --csv_delimiter ';' (a tab: --csv_delimiter $'\\t')",
-    ),
+    delimiter_is_a_character,
 )
 RUN_RULES: tuple[Rule, ...] = (
     _is_honoured,

@@ -530,7 +530,15 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan))
+    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
+
+
+def _reading(train: Pairs | None) -> dict[str, Any]:
+    """Return which columns the model has learnt from, under the names of `whet predict`."""
+    columns = None if train is None else train.read
+    if columns is None:
+        return {}
+    return {"text_column_names": columns.anchor, "text_pair_column_names": columns.positive}
 
 
 def _judged_on(pairs: Pairs) -> str:

@@ -108,6 +108,8 @@ class Pairs:
     left_out: LeftOut = field(default_factory=LeftOut)
     notes: Sequence[str] = ()
     """What the reader has decided, for people."""
+    read: Columns | None = None
+    """The columns of the data; None: the pairs were made here."""
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -222,7 +224,8 @@ def _of_table(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None)
     read: dict[str, str | Sequence[str]] = {"first text": columns.anchor, "second text": columns.positive}
     read |= {"negatives": columns.negatives} if columns.negatives else {}
     read |= {"score": columns.score} if columns.score else {}
-    return replace(found, notes=[columns_line(read, rows.not_read([*columns.all, *known])), *notes])
+    notes = [columns_line(read, rows.not_read([*columns.all, *known])), *notes]
+    return replace(found, notes=notes, read=columns)
 
 
 def choose_columns(rows: TableRows, job: PairFields) -> Columns:
@@ -471,9 +474,10 @@ def _of_squad(rows: TableRows, job: PairFields, bad: BadRows, limit: int | None)
                     where = f"{place}, paragraph {n}, question {m}"
                     yield where, {"question": asked.get("question"), "context": paragraph.get("context")}
 
-    found = _collect(pairs(), Columns("question", "context"), bad, limit)
+    columns = Columns("question", "context")
+    found = _collect(pairs(), columns, bad, limit)
     notes = ["questions of a SQuAD file with their contexts"]
-    return replace(found, notes=[*notes, *_without_answer(n_without)])
+    return replace(found, notes=[*notes, *_without_answer(n_without)], read=columns)
 
 
 def _without_answer(n_questions: int) -> list[str]:
@@ -535,29 +539,42 @@ class Texts:
     left_out: LeftOut
     n_blank: int = 0
     """Blank lines of a plain text file before its last text: they are no rows."""
+    read: str = ""
+    """Which columns were read, for people."""
 
 
 def read_texts(
-    path: Path, text: str | None, other: str | None, *, delimiter: str | None = None, skip_bad: bool = False,
-    limit: int | None = None,
+    path: Path, text: str | None, other: str | None, *, trained: Sequence[str] = (), delimiter: str | None = None,
+    skip_bad: bool = False, limit: int | None = None,
 ) -> Texts:  # fmt: skip
     """Return the texts of a file, or its pairs if the column `other` is named; raises DataError for what is bad.
 
-    Of a plain text file (.txt), each line that is not blank is a text.
+    Without a name of its column, the text is in the one of `trained`, columns of the training, that the file has. Of a
+    plain text file (.txt), each line that is not blank is a text.
     """
     bad, is_plain = BadRows(str(path), skip_bad=skip_bad), path.suffix.lower() == ".txt" and text is None and not other
     try:
         if is_plain:
-            rows, name = _lines(text_of(read_bytes(path))), "text"
+            rows, name, read = _lines(text_of(read_bytes(path))), "text", "each line is a text"
         else:
             table = read_table(path, delimiter)
-            name = _text_column(table, text, other)
-            rows = table.take([name, *([other] if other else [])])
+            name = _text_column(table, text, other, trained)
+            names = [name, *([other] if other else [])]
+            rows = table.take(names)
+            read = columns_line({"text": name} | ({"second text": other} if other else {}), table.not_read(names))
+            gone = [one for one in trained if one not in map(str, table.columns)]
+            if text is None and gone and name not in trained:
+                read += f"; {without_columns(gone)}"
         found = _texts_of(rows, name, other, bad, limit)
     except Rejected as problem:
         raise problem.error(str(path)) from None
     n_lines = int(found.places[-1].removeprefix("line ")) if is_plain else 0
-    return replace(found, n_blank=max(0, n_lines - len(found.texts) - found.left_out.n_rows))
+    return replace(found, n_blank=max(0, n_lines - len(found.texts) - found.left_out.n_rows), read=read)
+
+
+def without_columns(gone: Sequence[str]) -> str:
+    """Return for people that a file lacks these columns of the training."""
+    return f"it has no {' or '.join(gone)}, which the training read"
 
 
 def _lines(text: str) -> Iterator[PlacedRow]:
@@ -566,26 +583,31 @@ def _lines(text: str) -> Iterator[PlacedRow]:
             yield f"line {n}", {"text": line.strip()}
 
 
-def _text_column(rows: TableRows, named: str | None, other: str | None) -> str:
+def _text_column(rows: TableRows, named: str | None, other: str | None, trained: Sequence[str]) -> str:
     found = [str(name) for name in rows.columns]
     if missing := [name for name in (named, other) if name and name not in found]:
         raise Rejected(
             f"no column is named {' or '.join(missing)}",
             got=f"columns found: {', '.join(found) or 'none'}",
-            why="an option names it",
+            why="an option names it, or the training of this model read it",
             fix="correct --text_column_names and --text_pair_column_names",
         )
-    rest = [name for name in found if name != other]
-    texts = [name for name in rest if not _IDENTIFIER.fullmatch(name)]
-    usual = [name for name in texts if name.lower() in TEXTS]
     if named is not None:
         return named
-    if len(texts) == 1 or len(usual) == 1:
+    rest = [name for name in found if name != other]
+    of_training = [name for name in dict.fromkeys(trained) if name in rest]
+    if len(of_training) == 1:
+        return of_training[0]
+    texts = [name for name in rest if not _IDENTIFIER.fullmatch(name)]
+    usual = [name for name in texts if name.lower() in TEXTS]
+    if not of_training and (len(texts) == 1 or len(usual) == 1):
         return texts[0] if len(texts) == 1 else usual[0]
     raise Rejected(
         "it is not known which column holds the text",
         got=f"columns found: {', '.join(found) or 'none'}",
-        why="there are several, and not one alone has a usual name; in CSV the first line names the columns",
+        why="the training read several of them"
+        if of_training
+        else "there are several, and not one alone has a usual name; in CSV the first line names the columns",
         fix="name it: --text_column_names NAME",
     )
 

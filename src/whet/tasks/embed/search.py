@@ -22,10 +22,8 @@ from whet.log import logger
 from whet.own_loop.changes import changes
 from whet.tasks.embed.arguments import SearchArguments, require_package
 from whet.tasks.embed.models import described, library, load, optimized, require_one_score, set_length
-from whet.tasks.embed.pairs import Texts, choose_columns, read_texts
+from whet.tasks.embed.pairs import Texts, choose_columns, read_texts, without_columns
 
-_OF_OTHER_TASKS = ("base_model_name_or_path", "doc_stride", "window_pooling", "version_2_with_negative")
-"""Options of `whet predict` that say how other models predict."""
 _CANDIDATES = 50
 """Texts that a reranker orders, found by their vectors."""
 _SOON = 4
@@ -35,18 +33,14 @@ _SOON = 4
 def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the vector of each row, the score of each pair, or the texts of the corpus that fit best."""
     require_package()
-    _require_honoured(asked, vectors=asked.corpus_file is None and asked.text_pair_column_names is None)
-    rows = _rows(asked, asked.text_pair_column_names)
+    second = asked.text_pair_column_names or None
+    is_vector = asked.corpus_file is None and second is None
+    _require_format(asked, vectors=is_vector)
+    first_of_training, second_of_training = _trained(reading)
+    rows = _rows(asked, second, trained=[*first_of_training, *(second_of_training if is_vector else [])])
     if outputs.is_array(asked):
         _require_every_row(asked, rows)
-    corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
-    if corpus is not None and rows.others is not None:
-        raise ConfigError(
-            what="text_pair_column_names does not go with corpus_file",
-            got=asked.text_pair_column_names,
-            why="a row is a query, or a pair that gets a score",
-            fix="leave one of the two out",
-        )
+    corpus = None if asked.corpus_file is None else _corpus(asked, second_of_training)
     model = _embedder(asked.model, asked.max_seq_length, asked.precision)
     batch = asked.per_device_eval_batch_size
     if corpus is not None:
@@ -71,13 +65,14 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
 def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
     """Write the score of each pair, or the texts of the corpus that fit each row best."""
     require_package()
-    _require_honoured(asked, vectors=False)
+    _require_format(asked, vectors=False)
+    trained = _trained(reading)
     if asked.corpus_file is None:
-        first, second = _pair_columns(Path(asked.file), asked)
-        rows = _rows(asked, second, first)
+        first, second, note = _pair_columns(Path(asked.file), asked, trained)
+        rows = _rows(asked, second, first, note=note)
     else:
-        rows = _rows(asked, None)
-    corpus = None if asked.corpus_file is None else _once(_corpus(Path(asked.corpus_file), asked))
+        rows = _rows(asked, None, trained=trained[0])
+    corpus = None if asked.corpus_file is None else _corpus(asked, trained[1])
     model = load("CrossEncoder", asked.model, "--model")
     if corpus is not None:
         require_one_score(model, asked.model, "--model")
@@ -165,12 +160,22 @@ def _ranked(model: Any, query: str, texts: Sequence[str], top_k: int, batch: int
     return [(int(one["corpus_id"]), float(one["score"])) for one in ranked]
 
 
-def _rows(asked: PredictArguments, other: str | None, text: str | None = None) -> Texts:
+def _trained(reading: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the columns of the first and of the second text in the training; empty if they are not known."""
+    first, second = (reading.get(name) for name in ("text_column_names", "text_pair_column_names"))
+    return [first] if first else [], [second] if second else []
+
+
+def _rows(
+    asked: PredictArguments, other: str | None, text: str | None = None, *, trained: Sequence[str] = (), note: str = ""
+) -> Texts:
+    """Return the rows to predict; prints which columns they are read from, with the note."""
     found = read_texts(
-        Path(asked.file), text or asked.text_column_names, other, delimiter=asked.csv_delimiter,
-        skip_bad=asked.skip_bad, limit=asked.max_predict_samples,
+        Path(asked.file), text or asked.text_column_names or None, other, trained=trained,
+        delimiter=asked.csv_delimiter, skip_bad=asked.skip_bad, limit=asked.max_predict_samples,
     )  # fmt: skip
     found.left_out.log(asked.file, "text" if other is None else "pair")
+    outputs.say_read(asked, asked.file, found.read + note)
     return found
 
 
@@ -188,42 +193,59 @@ def _require_every_row(asked: PredictArguments, rows: Texts) -> None:
         )
 
 
-def _corpus(path: Path, asked: PredictArguments) -> Texts:
-    """Return the texts that are searched: those of the only column of texts, or of one with a usual name."""
-    found = read_texts(path, None, None, delimiter=asked.csv_delimiter, skip_bad=asked.skip_bad)
+def _corpus(asked: PredictArguments, trained: Sequence[str]) -> Texts:
+    """Return the texts of the corpus, each once: those of the training's column, of the only one, or of a usual one."""
+    path = str(asked.corpus_file)
+    found = read_texts(Path(path), None, None, trained=trained, delimiter=asked.csv_delimiter, skip_bad=asked.skip_bad)
     found.left_out.log("corpus", "text")
-    return found
+    outputs.say_read(asked, path, found.read)
+    return _once(found)
 
 
-def _pair_columns(path: Path, asked: PredictArguments) -> tuple[str, str]:
-    """Return the columns with the two texts of a pair: those that are named, or what training would take."""
-    if asked.text_column_names and asked.text_pair_column_names:
-        return asked.text_column_names, asked.text_pair_column_names
-    named: Any = SimpleNamespace(
-        anchor_column_name=asked.text_column_names, positive_column_name=asked.text_pair_column_names,
-        negative_column_names=None, score_column_name=None,
-    )  # fmt: skip
+def _pair_columns(
+    path: Path, asked: PredictArguments, trained: tuple[Sequence[str], Sequence[str]]
+) -> tuple[str, str, str]:
+    """Return the columns with the two texts of a pair, and a note about them.
+
+    They are those that are named, those of the training, or what a training would take.
+    """
+    named = asked.text_column_names, asked.text_pair_column_names
+    first, second = (name or next(iter(known), None) for name, known in zip(named, trained, strict=True))
+    if any(named):
+        if first and second:
+            return first, second, ""
+        missing = "text_pair_column_names" if first else "text_column_names"
+        raise ConfigError(
+            what="one column of a pair is named, and not the other",
+            got=first or second,
+            why="a pair has two texts, and it is not known which columns the training read",
+            fix=f"add --{missing} NAME",
+        )
+    no_names: Any = SimpleNamespace(
+        anchor_column_name=None, positive_column_name=None, negative_column_names=None, score_column_name=None
+    )
     try:
-        columns = choose_columns(read_table(path, asked.csv_delimiter), named)
+        table = read_table(path, asked.csv_delimiter)
+        gone = [name for name in (first, second) if name and name not in map(str, table.columns)]
+        if first and second and not gone:
+            return first, second, ""
+        columns = choose_columns(table, no_names)
     except Rejected as problem:
         flags = "--text_column_names NAME --text_pair_column_names NAME"
         raise Rejected(problem.what, got=problem.got, why=problem.why, fix=f"name them: {flags}").error(
             str(path)
         ) from None
-    return columns.anchor, columns.positive
+    return columns.anchor, columns.positive, f"; {without_columns(gone)}" if gone else ""
 
 
-def _require_honoured(asked: PredictArguments, *, vectors: bool) -> None:
-    """Raise ConfigError for options without an effect, or for an array of anything but `vectors`."""
-    given = {name: getattr(asked, name) for name in _OF_OTHER_TASKS if getattr(asked, name)}
-    given |= {"precision": asked.precision} if asked.precision == "auto" else {}
-    if given:
-        flags = " and ".join(f"--{name}" for name in given)
+def _require_format(asked: PredictArguments, *, vectors: bool) -> None:
+    """Raise ConfigError for a number format without an effect, or for an array of anything but `vectors`."""
+    if asked.precision == "auto":
         raise ConfigError(
-            what=f"{' and '.join(given)} would change nothing here",
-            got=given,
+            what="precision auto would change nothing here",
+            got=asked.precision,
             why="a model of sentence-transformers computes a vector or a score of each text, in fp32 or bf16",
-            fix=f"leave {flags} out",
+            fix="leave --precision out, or use --precision bf16",
         )
     if outputs.is_array(asked) and not vectors:
         raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.config.command_line import Command
 from whet.jobs.command import training_command
-from whet.jobs.task import Task, lazily
+from whet.jobs.task import Needs, Task, lazily
 from whet.models.loading.heads import EMBEDDING, SEQUENCE_CLASSIFICATION
 from whet.tasks.embed.arguments import (
     PRIMARY,
@@ -49,7 +49,11 @@ _SHARED: dict[str, Any] = {
     "tables": lazily(__name__, "job", "tables"),
     "shown": {"train_samples_per_second": ("pairs a second", "{:,.2f}")},
     "by_engine": False,
-    "searches": True,
+    "predict_takes": {
+        **dict.fromkeys(("text_column_names", "text_pair_column_names", "csv_delimiter")),
+        **dict.fromkeys(("corpus_file", "max_seq_length")),
+        "top_k": Needs("corpus_file", "it counts texts of a corpus; without one a row has a vector or a score"),
+    },
 }
 EMBED_TASK = Task(
     name="embed",

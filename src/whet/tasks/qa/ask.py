@@ -137,7 +137,11 @@ _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
 def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the best answers to every question in the file; return the exit code."""
     questions = read_questions(
-        Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
+        Path(asked.file),
+        limit=asked.max_predict_samples,
+        require_answers=False,
+        takes_answers=False,
+        skip_bad=asked.skip_bad,
     )
     questions.left_out.log(asked.file, "question")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
@@ -150,7 +154,7 @@ def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     assert isinstance(engine.objective, SpanObjective)
     decode = DecodeOptions(
         n_best_size=max(20, asked.top_k),
-        version_2_with_negative=asked.version_2_with_negative or known.get("version_2_with_negative", False),
+        version_2_with_negative=outputs.setting_of(asked, known, "version_2_with_negative", False),
     )
     found = answers_of(engine.objective, engine.forward_batches(split.rows), split, decode)
     outputs.write(

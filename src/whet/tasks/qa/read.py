@@ -39,7 +39,7 @@ def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
         if collector.full:
             return
         if n == 0 and isinstance(row, Mapping):
-            check_columns(list(row), require_answers=collector.require_answers)
+            check_columns(list(row), collector)
         collector.add_row(_with_answers(row), partial(_row_place, place, row))
 
 
@@ -47,28 +47,28 @@ def read_table(table: pyarrow.Table, collector: Collector) -> None:
     """Pass every row of an Arrow table to the collector."""
     refuse_twice(table.column_names)
     collector.see(dict.fromkeys(table.column_names))
-    check_columns(table.column_names, require_answers=collector.require_answers)
+    check_columns(table.column_names, collector)
     wanted = [name for name in READ if name in table.column_names]
     read_columns({name: column_values(table.column(name)) for name in wanted}, collector)
 
 
 def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> None:
     """Pass every row of these columns to the collector."""
-    check_columns(list(columns), require_answers=collector.require_answers)
+    check_columns(list(columns), collector)
     collector.see(columns)
     wanted = [name for name in READ if name in columns]
     rows = (dict(zip(wanted, row, strict=True)) for row in zip(*(columns[name] for name in wanted), strict=True))
     read_rows(((f"row {n}", row) for n, row in enumerate(rows)), collector)
 
 
-def check_columns(found: Sequence[str], *, require_answers: bool) -> None:
+def check_columns(found: Sequence[str], collector: Collector) -> None:
     """Refuse rows with other columns than those of SQuAD."""
     apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
     answers = ANSWER_COLUMNS if apart else ("answers",)
-    said = require_answers and "is_impossible" not in found  # an impossible question needs no answers
+    said = collector.require_answers and "is_impossible" not in found  # an impossible question needs no answers
     needed = ["id", "context", "question", *(answers if said else ())]
     missing = [name for name in needed if name not in found]
-    if "answers" in found and any(name in found for name in ANSWER_COLUMNS):
+    if collector.takes_answers and "answers" in found and any(name in found for name in ANSWER_COLUMNS):
         raise Rejected(
             "the answers are given twice",
             got=", ".join(name for name in found if name in ("answers", *ANSWER_COLUMNS)),
@@ -198,18 +198,25 @@ _TELLING = {"context", "question", "answers"}
 
 
 def read_questions(
-    path: Path, *, limit: int | None = None, require_answers: bool = True, skip_bad: bool = False
+    path: Path,
+    *,
+    limit: int | None = None,
+    require_answers: bool = True,
+    takes_answers: bool = True,
+    skip_bad: bool = False,
 ) -> Questions:
     """Return the questions of a file, the first `limit` of them if a limit is given.
 
     Read are SQuAD's nested JSON (1.1 and 2.0), and its paragraphs without articles around them; one row a question,
     with the columns id, context, question, answers and perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the
     answers as JSON text) or Parquet. The columns answer_text and answer_start may take the place of answers. Without
-    `require_answers` the answers may be missing.
+    `require_answers` the answers may be missing; without `takes_answers` no question has any, whatever the file says.
     Everything is checked before anything is returned: DataError reports the first problems, each with its place, and
     how many there are. With `skip_bad` the result holds the good questions and names the bad.
     """
-    collector = Collector(str(path), limit=limit, require_answers=require_answers, skip_bad=skip_bad)
+    collector = Collector(
+        str(path), limit=limit, require_answers=require_answers, takes_answers=takes_answers, skip_bad=skip_bad
+    )
     try:
         data = read_bytes(Path(path))
         with no_cycle_search():
@@ -507,9 +514,17 @@ def _check_impossible(impossible: bool | None, answers: Answers, *, required: bo
 class Collector:
     """Collects questions: every context is stored once, and bad rows are counted."""
 
-    def __init__(self, source: str, *, limit: int | None, require_answers: bool, skip_bad: bool = False) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        limit: int | None,
+        require_answers: bool,
+        takes_answers: bool = True,
+        skip_bad: bool = False,
+    ) -> None:
         self.bad = BadRows(source, skip_bad=skip_bad)
-        self.require_answers = require_answers
+        self.require_answers, self.takes_answers = require_answers, takes_answers
         self.fields: dict[str, None] = {}
         """What rows, or the parts of a nested document, have; those that hold no other parts."""
         self._limit = limit
@@ -540,7 +555,9 @@ class Collector:
                 raise not_an_object(row)
             name = id_field(row)
             question = text_field(row, "question")
-            answers = answers_field(row, context, required=self.require_answers)
+            answers = _NO_ANSWERS
+            if self.takes_answers:
+                answers = answers_field(row, context, required=self.require_answers)
             if name in self._ids:
                 raise Rejected(
                     "the id has been used before",

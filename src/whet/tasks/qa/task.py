@@ -50,6 +50,9 @@ def _sample(qa: QaArguments, n_rows: int) -> tuple[str, str]:
     return ".json", json.dumps({"data": [{"title": "", "paragraphs": [{"context": context, "qas": asked}]}]})
 
 
+_PREDICT_TAKES: dict[str, None] = dict.fromkeys(
+    ("base_model_name_or_path", "top_k", "max_seq_length", "doc_stride", "version_2_with_negative")
+)
 TASK = Task(
     name="qa",
     head=QUESTION_ANSWERING,
@@ -58,6 +61,7 @@ TASK = Task(
     sample=_sample,
     takes=(*HONOURED_BY_CALLS, "span_loss"),
     predict=lazily(__name__, "ask", "predict"),
+    predict_takes=_PREDICT_TAKES,
     metrics=lambda qa: V2_METRICS if qa.version_2_with_negative else V1_METRICS,
     shown={
         "train_samples_per_second": ("windows a second", "{:,.2f}"),

@@ -17,6 +17,7 @@ import torch
 from transformers import DataCollatorForTokenClassification
 
 from whet.config.arguments import TrainingArguments
+from whet.console import columns_line
 from whet.data.files.bad_rows import MAX_SHOWN
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError, Problem
@@ -115,9 +116,11 @@ def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
         tags_flag=None,
     )
     sentences = read_file(
-        Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad
-    )
+        Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad,
+        delimiter=asked.csv_delimiter,
+    )  # fmt: skip
     sentences.left_out.log(asked.file, "sentence")
+    outputs.say_read(asked, asked.file, columns_line({"words": sentences.word_column}, sentences.not_read))
     model, tokenizer = load_trained(asked.model, TOKEN_CLASSIFICATION, asked.base_model_name_or_path)
     length = row_length(outputs.setting_of(asked, known, "max_seq_length"), tokenizer, model)
     stride = outputs.setting_of(asked, known, "doc_stride")

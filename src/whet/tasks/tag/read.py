@@ -81,20 +81,27 @@ def _begin(words: Sequence[str]) -> str:
     return escape_controls(" ".join(words[:_SHOWN_WORDS])) + (" ..." if len(words) > _SHOWN_WORDS else "")
 
 
-def read_file(path: Path, named: Named, *, need_tags: bool, limit: int | None, skip_bad: bool) -> Sentences:
-    """Return the sentences of a file in any format; raises DataError with everything that is wrong in it."""
+def read_file(
+    path: Path, named: Named, *, need_tags: bool, limit: int | None, skip_bad: bool, delimiter: str | None = None
+) -> Sentences:
+    """Return the sentences of a file in any format; raises DataError with everything that is wrong in it.
+
+    `delimiter` parts the columns of CSV; None: the content says it.
+    """
     bad = BadRows(str(path), skip_bad=skip_bad)
     try:
         with no_cycle_search():
             data = read_bytes(path)
-            text = "{" if data.startswith(PARQUET) else text_of(data)
+            is_parquet = data.startswith(PARQUET)
+            text = "{" if is_parquet else text_of(data)
             begin = skip_space(text)
-            if begin < len(text) and text[begin] in "{[" and not _is_columns(text):
+            is_json = delimiter is None and begin < len(text) and text[begin] in "{[" and not _is_columns(text)
+            if is_parquet or is_json:
                 return _from_table(read_table(path), bad, named=named, need_tags=need_tags, limit=limit)
-            if _is_csv(text, named):
-                return from_rows(read_table(path), named, bad, need_tags=need_tags, limit=limit)
+            if _is_csv(text, named, delimiter):
+                return from_rows(read_table(path, delimiter), named, bad, need_tags=need_tags, limit=limit)
             _refuse_brat(text)
-            return from_columns(text, named, bad, need_tags=need_tags, limit=limit)
+            return from_columns(text, named, bad, need_tags=need_tags, limit=limit, delimiter=delimiter)
     except Rejected as problem:
         raise problem.error(str(path)) from None
 
@@ -104,14 +111,15 @@ def _from_table(rows: TableRows, bad: BadRows, *, named: Named, need_tags: bool,
     rows = with_fields(rows)
     spans = span_columns(rows, named, need_tags=need_tags)
     if spans is not None:
+        spans = spans if named.takes_tags else replace(spans, spans=None)
         return from_spans(rows, spans, bad, need_tags=need_tags, limit=limit)
     return from_rows(rows, named, bad, need_tags=need_tags, limit=limit)
 
 
-def _is_csv(text: str, named: Named) -> bool:
+def _is_csv(text: str, named: Named, delimiter: str | None) -> bool:
     """Return whether a text is CSV with a sentence a row: a list of words, or as many words as tags, in its cells."""
     lines = with_line_ends(text).lstrip("\n").split("\n", _HEADER_LINES)[:_HEADER_LINES]
-    for mark in DELIMITERS:
+    for mark in DELIMITERS if delimiter is None else (delimiter,):
         try:
             header, first = [*csv.reader(lines, delimiter=mark), [], []][:2]
         except csv.Error:  # such as a cell of 200,000 characters
@@ -195,11 +203,14 @@ class _Table:
         return self.may_hold_entities(column) and bool(self.values(column) - {"O"})
 
 
-def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
+def from_columns(
+    text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None, delimiter: str | None = None
+) -> Sentences:
     """Return the sentences of a file with a word a line; tags are the last column, unless a name or number says so."""
-    table = _table_of(with_line_ends(text), named)
+    table = _table_of(with_line_ends(text), named, delimiter)
     _require_words(table)
     words, tags = _columns(table, named, need_tags=need_tags)
+    tags = tags if named.takes_tags else None
     at_least = 1 + max(words, tags or 0) if need_tags else 1
     found = Collected(bad, limit)
     for n, sentence in enumerate(table.sentences):
@@ -209,7 +220,8 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
         alone = not need_tags and named.tags is None and all(len(cells) <= words + 1 for _, cells in sentence.lines)
         try:
             if named.tags is None and not table.is_ontonotes:
-                _require_columns(table, sentence.lines, named, at_least=at_least)
+                lines = [line for line in sentence.lines if named.takes_tags or len(line[1]) > words + 1]
+                _require_columns(table, lines, named, at_least=at_least)
             given = [conll.cell(cells, words, "word", number, named.words_flag) for number, cells in sentence.lines]
             labels = None
             if tags is not None and not alone:
@@ -225,19 +237,27 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
     return replace(read, word_column=_column_name(table, words), notes=_notes(table, words, tags, named))
 
 
-def _table_of(text: str, named: Named) -> _Table:
+def _table_of(text: str, named: Named, delimiter: str | None) -> _Table:
     """Return the lines of the file: CSV if its header or all of its lines say so, else columns apart by space."""
     found = conll.read_columns(text)
-    if found.names:
+    is_cut = delimiter in (None, found.mark)
+    if found.names and is_cut:
         return _Table(
             found.sentences, found.names, found.mark, found.comments, found.is_conllu, found.is_ontonotes, n_numbers=1
         )
     given = {name.lower() for name in (named.words, named.tags) if name and not _is_number(name)}
-    csv = word_table(text, _WORD_HEADINGS | given)
+    csv = None if delimiter == " " else word_table(text, _WORD_HEADINGS | given, delimiter)
     if csv is not None and csv.names:
         return _Table(csv.sentences, csv.names, csv.mark)
     if csv is not None:
         return _numbered(_Table(csv.sentences, (), csv.mark))
+    if not is_cut:
+        raise Rejected(
+            f"the lines have no columns with {delimiter!r} between them",
+            got=text.lstrip().split("\n", 1)[0],
+            why="--csv_delimiter names what stands between a word and the columns next to it",
+            fix="correct --csv_delimiter, or leave it out",
+        )
     if not found.sentences:
         return _Table([])
     table = _Table(found.sentences, (), found.mark, found.comments)

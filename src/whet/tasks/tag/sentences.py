@@ -37,6 +37,11 @@ class Named:
     tags_flag: str | None = "--label_column_name"
     """The option that names the column of the tags; None: the command has none."""
 
+    @property
+    def takes_tags(self) -> bool:
+        """Whether tags are read, if there are some."""
+        return self.tags_flag is not None
+
     def by_number(self, words: int, tags: int) -> str:
         """Return how these columns are named by their numbers."""
         own = f"{self.words_flag} {words}"
@@ -110,16 +115,17 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         if n == limit:
             break
         try:
-            row = _with_lists(row, words, tags)
+            row = _with_lists(row, words, tags, has_to_fit=named.takes_tags)
             given = _words(row, words)
-            labels = _tags(row, tags, len(given), needed=need_tags) if tags else None
+            labels = _tags(row, tags, len(given), needed=need_tags) if tags and named.takes_tags else None
         except Rejected as problem:
             bad.add(problem, lambda place=place: place)
             continue
         found.words.append(given)
         found.tags.append(labels)
         found.places.append(place)
-    read, not_read = found.finish(tags or "tags"), rows.not_read([words, *([tags] if tags else [])])
+    read = found.finish(tags or "tags")
+    not_read = rows.not_read([words, *([tags] if tags and named.takes_tags else [])])
     order = rows.class_names.get(tags or "", ())
     return replace(read, word_column=words, tag_order=order, not_read=not_read)
 
@@ -136,8 +142,11 @@ def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: 
     )
 
 
-def _with_lists(row: Any, words: str, tags: str | None) -> Any:
-    """Return the row with lists in place of two texts with as many parts: words and tags, apart by spaces or commas."""
+def _with_lists(row: Any, words: str, tags: str | None, *, has_to_fit: bool = True) -> Any:
+    """Return the row with lists in place of two texts with as many parts: words and tags, apart by spaces or commas.
+
+    Where tags are not read, they need not fit: the words are apart by spaces all the same.
+    """
     if not isinstance(row, Mapping) or tags is None:
         return row
     text, said = row.get(words), row.get(tags)
@@ -146,6 +155,7 @@ def _with_lists(row: Any, words: str, tags: str | None) -> Any:
     parts = [part for part in text.split(" ") if part]
     given = [part for part in said.replace(",", " ").split(" ") if part]
     fits = len(parts) == len(given) and all(map(ENTITY.fullmatch, given))  # not a text and the name of its class
+    fits = fits or (bool(parts) and not has_to_fit)
     return {**row, words: parts, tags: given} if fits else row
 
 
@@ -227,7 +237,10 @@ def span_columns(rows: TableRows, named: Named, *, need_tags: bool) -> SpanColum
     spans = (named.tags,) if named.tags else _SPANS
     sample = [row for _, row in rows.take((*texts, *spans, *TAGS)) if isinstance(row, Mapping)]
     text = next((name for name in texts if sample and _is_text(sample[0].get(name))), None)
-    if text is None or any(isinstance(sample[0].get(name), str) for name in TAGS):
+    said = [name for name in TAGS if isinstance(sample[0].get(name), str)] if text else []
+    if text and not named.takes_tags:
+        said = [name for name in said if _with_lists(sample[0], text, name) is not sample[0]]
+    if text is None or said:
         return None
     found = next((name for name in spans if _are_spans([row.get(name) for row in sample])), None)
     others = [name for name in ("tokens", "words") if _holds_words(next((row.get(name) for row in sample), None))]

@@ -3,7 +3,7 @@
 import json
 
 from whet.jobs.command import training_command
-from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
+from whet.jobs.task import HONOURED_BY_CALLS, IN_WINDOWS, Task, lazily, words
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.arguments import METRICS, TagArguments
 
@@ -17,6 +17,10 @@ def _sample(job: TagArguments, n_rows: int) -> tuple[str, str]:
     return ".jsonl", "\n".join([row] * n_rows)
 
 
+_PREDICT_TAKES = {
+    **dict.fromkeys(("base_model_name_or_path", "text_column_names", "csv_delimiter", "max_seq_length")),
+    **IN_WINDOWS,
+}
 TASK = Task(
     name="tag",
     head=TOKEN_CLASSIFICATION,
@@ -25,6 +29,7 @@ TASK = Task(
     sample=_sample,
     takes=(*HONOURED_BY_CALLS, "label_smoothing_factor"),
     predict=lazily(__name__, "job", "predict"),
+    predict_takes=_PREDICT_TAKES,
     metrics=lambda _: METRICS,
     shown={
         "train_samples_per_second": ("sentences a second", "{:,.2f}"),
