@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from pyarrow import parquet
 
 from text_tasks import topic_rows, write_csv, write_lines
 from whet.errors import DataError
+from whet.log import logger
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import (
     Columns,
     Examples,
     Named,
     Scheme,
+    as_list,
     kind_of,
     read_file,
     read_split,
@@ -35,6 +38,13 @@ def _problems(path: Path, **changes: Any) -> list[str]:
     with pytest.raises(DataError) as caught:
         _read(path, **changes)
     return [problem.what for problem in caught.value.problems]
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What whet warns of."""
+    monkeypatch.setattr(logger, "propagate", True)
+    return caplog
 
 
 def _rows_with_odd_texts() -> list[dict[str, Any]]:
@@ -257,3 +267,57 @@ def test_fields_within_fields_of_json_are_columns(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", rows[:1])
     found = _read(path, named)
     assert (list(found.texts), list(found.labels or ())) == (["a boat"], ["sea"])
+
+
+def test_items_of_a_list_of_labels_are_checked_like_single_labels(tmp_path: Path) -> None:
+    labels = [["a ", "b"], ["a", None], [" "], [], ["b", 3]]
+    lines = write_lines(tmp_path / "rows.jsonl", [{"text": "t", "label": one} for one in labels])
+    table = write_csv(tmp_path / "rows.csv", [{"text": "t", "label": json.dumps(one)} for one in labels])
+    for file, first in ((lines, 1), (table, 2)):
+        assert _problems(file) == [f"{file}: line {first + n}: label holds an empty label" for n in (1, 2)]
+        found = _read(file, skip_bad=True)
+        assert scheme_of(found, "multi_label_classification").names == ("3", "a", "b")
+        assert [as_list(one) for one in found.labels or ()] == [["a", "b"], [], ["b", 3]]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_quotes_of_a_file_without_quoting_are_characters(
+    tmp_path: Path, end: str, warned: pytest.LogCaptureFixture
+) -> None:
+    """As GLUE's: between an unpaired quote and the next one, rows would be joined."""
+    lines = ["text\tlabel", '"It was good, he said\t1', 'the "best" of all\t1', 'it "was" bad"\t0', '"Fine."\t1', ""]
+    (tmp_path / "rows.tsv").write_text(end.join(lines), "utf-8", newline="")
+    found = _read(tmp_path / "rows.tsv")
+    assert list(found.texts) == ['"It was good, he said', 'the "best" of all', 'it "was" bad"', '"Fine."']
+    assert "quotes are read as characters" in warned.text
+
+
+def test_rows_that_a_quote_joins_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    for more in ("", "cut off\n"):
+        path.write_text(f'text\tlabel\n"It was good\t1\nfine\t1\nhe said it was bad"\t0\n{more}', "utf-8")
+        assert _problems(path) == [f"{path}: line 2: a quote joins it with line 4"]
+
+
+def test_quotes_around_a_cell_are_named(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rows.tsv").write_text('text\tlabel\n"Fine."\t1\nbad\t0\n', "utf-8")
+    assert list(_read(tmp_path / "rows.tsv").texts) == ["Fine.", "bad"]
+    assert "quotes around a cell are read as those of CSV" in warned.text
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+def test_what_csv_writers_quote_is_read_back(tmp_path: Path, quoting: Any, warned: pytest.LogCaptureFixture) -> None:
+    texts = ['a "quoted" word', '"all of it"', '"', "a\ttab", "two\nlines", '"\n"\n', "an end\r\n", "plain", '5" pipe']
+    with (tmp_path / "rows.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, "excel-tab", quoting=quoting)
+        writer.writerows([["text", "label"], *([text, "a"] for text in texts)])
+    assert list(_read(tmp_path / "rows.tsv").texts) == texts
+    assert not warned.text
+
+
+def test_the_delimiter_of_odd_headers_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text;label\rgood bread;fine\rno sail;bad\n", "utf-8", newline="")
+    assert list(_read(path).texts) == ["good bread", "no sail"]
+    path.write_text(f"text;label;{'x' * 200_000}\ngood bread;fine;\n", "utf-8", newline="")
+    assert list(_read(path).texts) == ["good bread"]

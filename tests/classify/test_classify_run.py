@@ -285,3 +285,23 @@ def test_run_that_memory_runs_out_for_names_its_checkpoint_and_the_command(
     assert f"the newest complete checkpoint is {tmp_path / 'out' / find.folder_name(2)}" in said
     assert "whet: continue with:" in said
     assert said.rstrip().endswith("--resume_from_checkpoint auto")
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric", "seeds"),
+    [(("boats", "bread"), "f1_micro", 1), (("boats", "bread"), "mse", 2), ((0.5, 1.5), "accuracy", 1)],
+)
+def test_best_metric_that_the_labels_do_not_have_is_refused_before_the_training(
+    labels: tuple[Any, Any], metric: str, seeds: int, sentence_encoder: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    rows = [{"text": row["text"], "label": labels[n % 2]} for n, row in enumerate(topic_rows())]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    options = {"train_file": file, "validation_file": file, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    asked = ("--do_train", "--do_eval", "--load_best_model_at_end")
+    line = words("classify", sentence_encoder, tmp_path / "out", *asked, **options, metric_name=metric, seeds=seeds)
+    assert run(line) == EXIT_BAD_CONFIG
+    said = " ".join(_said(capsys).split())
+    assert "metric_name names no metric of this data" in said
+    assert "an evaluation then computes " in said
+    assert not [*(tmp_path / "out").rglob("checkpoint-*")]

@@ -186,3 +186,14 @@ def test_every_kind_of_question_that_is_left_out_is_named(tmp_path: Path, caplog
     caplog.clear()
     _read(tmp_path / "data", _nested({"answers": _GIVEN}, empty), skip_bad=True).left_out.log("train", "question")
     assert caplog.records[0].getMessage() == "train: 1 question is bad and was left out:"
+
+
+def test_quotes_of_a_file_with_tabs_join_no_questions(tmp_path: Path) -> None:
+    asked = ['"Where was she born?', "Where?", 'Where was she "born"?']
+    rows = [f"{n}\t{_CONTEXT}\t{question}\tOslo\t8\n" for n, question in enumerate(asked)]
+    path = tmp_path / "rows.tsv"
+    path.write_text("id\tcontext\tquestion\tanswer_text\tanswer_start\n" + "".join(rows), "utf-8")
+    assert list(read_questions(path).questions) == asked
+    path.write_text(path.read_text("utf-8").replace('she "born"?', 'she born"'), "utf-8")
+    with pytest.raises(DataError, match="line 2: a quote joins it with line 4"):
+        read_questions(path)

@@ -127,6 +127,33 @@ def test_an_unlabelled_file_has_words_alone(tmp_path: Path) -> None:
     assert (found.words, found.tags) == ([["Mira", "sailed"], ["Tarn"]], None)
 
 
+@pytest.mark.parametrize(
+    ("content", "tags"),
+    [("Mira\nsailed\n", "1"), ("Mira\nsailed\n", "ner"), ("token\nMira\nsailed\n", "ner"),
+     ("word,note\nMira,a\nsailed,b\n", "ner"), ("word,note\nMira,a\nsailed,b\n", "3")],
+)  # fmt: skip
+def test_a_test_file_may_lack_the_column_of_tags_that_is_named(tmp_path: Path, content: str, tags: str) -> None:
+    path = _write(tmp_path / "words.conll", content)
+    found = _read(path, Named(tags=tags), need_tags=False)
+    assert (found.words, found.tags) == ([["Mira", "sailed"]], None)
+    with pytest.raises(DataError):
+        _read(path, Named(tags=tags))
+
+
+def test_a_test_file_with_the_column_of_tags_that_is_named_has_tags(tmp_path: Path) -> None:
+    path = _write(tmp_path / "words.conll", CONLL)
+    assert _read(path, Named(tags="2"), need_tags=False).tags == TAGS
+    assert _read(path, Named(words="1", tags="0"), need_tags=False).tags == WORDS
+
+
+def test_spaces_around_a_tag_make_no_second_tag(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"tokens": ["Mira", "sailed"], "tags": ["B-PER ", "O"]}])
+    assert _read(path).tags == [["B-PER", "O"]]
+    write_lines(path, [{"tokens": ["Mira", "sailed"], "tags": [" ", "O"]}])
+    with pytest.raises(DataError, match=r"tags\[0\] is empty"):
+        _read(path)
+
+
 def test_tags_that_training_has_not_seen_are_named_by_line_word_and_value(tmp_path: Path) -> None:
     path = _write(tmp_path / "eval.conll", CONLL)
     with pytest.raises(DataError) as caught:

@@ -17,7 +17,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from text_tasks import load, load_lines, topic_rows, words, write_lines
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_DATA
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 from whet.tasks.tag.job import Tags, metrics_of_tags
 
 CLOSE = 1e-4
@@ -129,6 +129,38 @@ def test_without_seqeval_accuracy_alone_is_reported(monkeypatch: pytest.MonkeyPa
     numbers = [np.array([0, 1])]
     assert metrics_of_tags(numbers, numbers, Tags(("B-A", "O")), each_entity=False) == {"accuracy": 1.0}
     assert "pip install 'whet-train[tag]'" in caplog.text
+
+
+def _best_by_f1(model: Path, output: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a run says that shall keep the model with the best F1, and is refused before its training."""
+    options = {"train_file": file, "validation_file": file, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    asked = ("--do_train", "--do_eval", "--load_best_model_at_end")
+    assert run(words("tag", model, output, *asked, **options, metric_for_best_model="f1")) == EXIT_BAD_CONFIG
+    assert not [*output.rglob("checkpoint-*")]
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_the_best_f1_of_entities_needs_seqeval_before_the_training(
+    word_encoder: Path,
+    things: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval", None)
+    monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
+    said = _best_by_f1(word_encoder, tmp_path / "out", things, capsys)
+    assert "--metric_for_best_model f1 needs it" in said
+    assert "pip install 'whet-train[tag]'" in said
+
+
+def test_plain_tags_have_no_f1_of_entities_to_choose_by(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"tokens": row["tokens"], "tags": ["DET" if token == "the" else "X" for token in row["tokens"]]}
+            for row in _sentences()]  # fmt: skip
+    said = _best_by_f1(word_encoder, tmp_path / "out", write_lines(tmp_path / "plain.jsonl", rows), capsys)
+    assert "an evaluation then computes accuracy, f1_macro, loss" in said
 
 
 @pytest.mark.reliability

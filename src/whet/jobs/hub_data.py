@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from whet import strict_json
 from whet.data.files.bad_rows import BadRows, Rejected
 from whet.data.files.cells import column_values
 from whet.data.files.table import TableRows, named_classes
@@ -69,18 +70,14 @@ class HubSource:
 
 def load_split(source: HubSource) -> Dataset:
     """Return the split; no code of the data set runs. Raises DataError if `datasets` cannot load it."""
-    from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
     try:
         with _without_the_hub(source.dataset_name):
-            return load_dataset(
-                source.dataset_name,
-                source.dataset_config_name,
-                split=source.split,
-                cache_dir=None if source.cache_dir is None else str(source.cache_dir),
-                token=source.token,
-            )
+            dataset = _loaded(source)
+            if dataset.info.builder_name == "json" and _may_hide_json(dataset):
+                _require_one_type(source, dataset)
+            return dataset
     # RuntimeError: the data set wants to run a script of its own, which `datasets` refuses
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise DataError(
@@ -89,6 +86,74 @@ def load_split(source: HubSource) -> Dataset:
             why="`datasets.load_dataset` refused",
             fix=f"{_other_name(str(error), source)}; or leave --dataset_name out and use --train_file, "
             "--validation_file and --test_file",
+        ) from error
+
+
+def _loaded(source: HubSource, **more: Any) -> Dataset:
+    from datasets import load_dataset
+
+    return load_dataset(
+        source.dataset_name,
+        source.dataset_config_name,
+        split=source.split,
+        cache_dir=None if source.cache_dir is None else str(source.cache_dir),
+        token=source.token,
+        **more,
+    )
+
+
+def _may_hide_json(dataset: Dataset) -> bool:
+    """Return whether a column of texts may hold the JSON of its values, with quotes, and not say so.
+
+    `datasets` writes a column of a file in which a value has another type as JSON; but its columns are as the first
+    file of the first split has them. Then all texts of a batch of rows are JSON.
+    """
+    table: Any = dataset.with_format("arrow")[:]
+    return any(_are_json(texts) for column in table.columns for chunk in column.chunks for texts in _texts_in(chunk))
+
+
+def _texts_in(array: Any) -> Iterator[Any]:
+    """Yield the arrays of texts that this array is made of."""
+    from pyarrow import types
+
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        yield array.drop_null()
+    elif types.is_struct(array.type):
+        for values in array.flatten():
+            yield from _texts_in(values)
+    elif types.is_list(array.type) or types.is_large_list(array.type):
+        yield from _texts_in(array.flatten())
+
+
+def _are_json(texts: Any) -> bool:
+    """Return whether all of these texts are JSON, and some are JSON strings."""
+    return all(_is_json(text.as_py()) for text in texts) and any(text.as_py().startswith('"') for text in texts)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        strict_json.parse_document(text)
+    except strict_json.BadJson:
+        return False
+    return True
+
+
+def _require_one_type(source: HubSource, dataset: Dataset) -> None:
+    """Raise DataError if `datasets` cannot load the split without writing values of several types as JSON."""
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.packaged_modules.json.json import JsonConfig
+
+    if not hasattr(JsonConfig, "on_mixed_types"):  # an older version, which writes none
+        return
+    try:
+        _loaded(source, features=dataset.features, on_mixed_types="refuse")
+    except DatasetGenerationError as error:
+        raise DataError(
+            what=f"{source.describe()}: a column holds values of several types",
+            got=str(error.__cause__ or error),
+            why="`datasets` then writes all values of the column as JSON, and each text would have quotes around it",
+            fix="write all values of the column as texts; --train_file, --validation_file and --test_file in place of "
+            "--dataset_name name the rows with others",
         ) from error
 
 

@@ -16,7 +16,7 @@ from whet.data.store import RowStore
 from whet.engine.engine import Engine, RunSpec
 from whet.engine.forked_forecast import ForkedForecast
 from whet.engine.prepare import Ready
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.jobs import judging, model_card
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
@@ -291,4 +291,22 @@ def require_several(found: Sequence[str], where: str, column: str | None, *, of:
         got=f"{column}: {found[0]}" if found else f"no {kind}",
         why=f"the model learns to tell {of} apart by their {kind}s",
         fix=f"add {more}, or name another column: --label_column_name NAME",
+    )
+
+
+def require_best_metric(
+    args: TrainingArguments, examples: Mapping[str, Any], known: Sequence[str], *, why: str, flag: str
+) -> None:
+    """Raise ConfigError if evaluations in this training do not compute what the best model is chosen by.
+
+    `known` are the metrics that the data allows, which its labels say (`why`). `flag` is the option that names one.
+    """
+    wanted = args.metric_for_best_model
+    if wanted is None or not {"train", "validation"} <= examples.keys() or wanted.removeprefix("eval_") in known:
+        return
+    raise ConfigError(
+        what=f"{flag} names no metric of this data",
+        got=wanted,
+        why=f"{why}; an evaluation then computes {', '.join(known)}",
+        fix=f"use one of these in --{flag}",
     )

@@ -1,14 +1,20 @@
-"""The cells of an Arrow table as Python values: equal texts are one object, and a bad cell is a value, not an error."""
+"""The cells of an Arrow table as Python values: equal texts are one object, and a bad cell is a value, not an error.
+
+`datasets` writes a column of JSON whose values are not all of one type as JSON texts (arrow.json): these are parsed, so
+that readers find the values of the data.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from whet import strict_json
 from whet.data.files.bad_rows import Rejected
 
 if TYPE_CHECKING:
@@ -43,7 +49,9 @@ def list_of_cell(cell: str) -> list[Any] | None:
 
 def column_values(column: pyarrow.ChunkedArray) -> list[Any]:
     """Return the values of the column, row by row."""
-    return [value for chunk in column.chunks for value in _chunk_values(chunk)]
+    values = [value for chunk in column.chunks for value in _chunk_values(chunk)]
+    parser = _json_parser(column.type)
+    return values if parser is None else list(map(parser, values))
 
 
 def refuse_twice(names: Sequence[str]) -> None:
@@ -65,6 +73,8 @@ def text_bytes(array: pyarrow.Array) -> int:
         return _sum(_lengths(array.dictionary).take(array.indices))
     if _has_texts(array.type):
         return _sum(_lengths(array))
+    if isinstance(array, pyarrow.ExtensionArray):
+        return text_bytes(array.storage)
     if isinstance(array, pyarrow.StructArray):
         return sum(map(text_bytes, array.flatten()))
     if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
@@ -88,6 +98,46 @@ def _has_texts(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
     return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def holds_json(kind: pyarrow.DataType) -> bool:
+    """Return whether values of this type are JSON texts (arrow.json), or hold some."""
+    return _json_parser(kind) is not None
+
+
+def _json_parser(kind: pyarrow.DataType) -> Callable[[Any], Any] | None:
+    """Return what parses the JSON texts within a value of this type; None if it holds none."""
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return _parsed
+    if types.is_struct(kind):
+        fields = {one.name: parser for one in kind if (parser := _json_parser(one.type)) is not None}
+        return partial(_parsed_fields, fields) if fields else None
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        parser = _json_parser(kind.value_type)
+        return None if parser is None else partial(_parsed_items, parser)
+    return None
+
+
+def _parsed(text: Any) -> Any:
+    """Return the value that a JSON text holds."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return strict_json.parse_document(text)
+    except strict_json.BadJson as problem:
+        return Unreadable(problem.what)
+
+
+def _parsed_fields(parsers: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: parsers[name](one) if name in parsers else one for name, one in value.items()}
+
+
+def _parsed_items(parser: Callable[[Any], Any], value: Any) -> Any:
+    return list(map(parser, value)) if isinstance(value, list) else value
 
 
 def _chunk_values(chunk: pyarrow.Array) -> Iterator[Any]:

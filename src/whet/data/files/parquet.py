@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet import system
 from whet.data.files.bad_rows import Rejected
-from whet.data.files.cells import column_values, refuse_twice, text_bytes
+from whet.data.files.cells import column_values, holds_json, refuse_twice, text_bytes
 from whet.log import logger
 
 if TYPE_CHECKING:
@@ -95,11 +95,16 @@ def _read(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _row_group(source: Any, group: int, read: Sequence[str]) -> pyarrow.Table:
-    """Return these columns of a row group; texts come as dictionaries, each text once, if Arrow can do that."""
+    """Return these columns of a row group; texts come as dictionaries, each text once, if Arrow can do that.
+
+    Columns of JSON texts come as they are: as dictionaries they would lose their type.
+    """
     from pyarrow import ArrowNotImplementedError, parquet
 
-    columns = parquet.ParquetFile(source, pre_buffer=False).schema
+    plain = parquet.ParquetFile(source, pre_buffer=False)
+    columns, in_json = plain.schema, [one.name for one in plain.schema_arrow if holds_json(one.type)]
     texts = [columns.column(n).path for n in range(len(columns)) if columns.column(n).physical_type == "BYTE_ARRAY"]
+    texts = [path for path in texts if not any(f"{path}.".startswith(f"{name}.") for name in in_json)]
     flat = [name for name in texts if name in read]
     for as_dictionary in (texts, flat):  # texts in lists: not if their encoding changes within the group
         try:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from whet.data.files.bad_rows import Rejected
 from whet.data.files.cells import refuse_twice
-from whet.data.files.csv_files import DELIMITERS, USUAL_DELIMITERS
+from whet.data.files.csv_files import (
+    DELIMITERS,
+    LINE_END,
+    USUAL_DELIMITERS,
+    any_field_size,
+    csv_records,
+    quotes_are_characters,
+)
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
 from whet.data.files.parquet import parquet_class_names, parquet_columns
 
-_SEP = re.compile(r"sep=(?P<mark>[^\r\n])\r?\n", re.IGNORECASE)
+_SEP = re.compile(r"sep=(?P<mark>[^\r\n])(\r\n|\r|\n)", re.IGNORECASE)
+_OTHER_DELIMITER = (
+    "if another character parts the columns, name it: --csv_delimiter ';'; else write the file again with Python's csv "
+    "module or with pandas"
+)
 PlacedRow = tuple[str, Any]
 """Where a row stands (line 7), and the row: a mapping, or a `Rejected` for a row that cannot be taken apart."""
 
@@ -66,7 +75,7 @@ def read_table(path: Path, delimiter: str | None = None) -> TableRows:
     if said := _SEP.match(text):  # what spreadsheets write above the header; its line stays, empty
         text = "\n" + text[said.end() :]
         delimiter, begin = delimiter or said["mark"], 1
-    return _csv(text, delimiter or _delimiter_of(text[begin:], path))
+    return _csv(text, delimiter or _delimiter_of(text[begin:], path), path)
 
 
 def with_line_ends(text: str) -> str:
@@ -190,14 +199,23 @@ def _are_rows(found: Any) -> bool:
 
 
 def _delimiter_of(text: str, path: Path) -> str:
-    header = text[: text.find("\n") if "\n" in text else len(text)]
-    counts = {mark: len(next(csv.reader([header], delimiter=mark), [])) for mark in DELIMITERS}
+    header = LINE_END.split(text, maxsplit=1)[0]
+    with any_field_size(len(header)):
+        counts = {mark: _n_columns(header, mark) for mark in DELIMITERS}
     best = max(counts, key=lambda mark: counts[mark])
     return best if counts[best] > 1 else USUAL_DELIMITERS.get(path.suffix.lower(), ",")
 
 
-def _csv(text: str, delimiter: str) -> TableRows:
-    rows = list(_csv_records(text, delimiter))
+def _n_columns(header: str, mark: str) -> int:
+    try:
+        return len(next(csv.reader([header], delimiter=mark), []))
+    except csv.Error:
+        return 0
+
+
+def _csv(text: str, delimiter: str, path: Path) -> TableRows:
+    quotes = delimiter != "\t" or not quotes_are_characters(text, path)
+    rows = list(csv_records(text, delimiter, fix=_OTHER_DELIMITER, quotes=quotes))
     if not rows:
         raise Rejected("the file has no header", why="there is no row in it", fix="name another file")
     columns = [name.strip() for name in rows[0][1]]
@@ -222,40 +240,6 @@ def _n_empty_at_the_end(rows: Sequence[tuple[int, list[str]]]) -> int:
     while count < width - 1 and not any(cells[width - 1 - count].strip() for _, cells in rows if len(cells) == width):
         count += 1
     return count
-
-
-def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the line that it begins in, counted from 1; a quoted text may run over many lines.
-
-    A line of spaces is none, unless the table has one column.
-    """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    begin, width = 1, 0
-    with _any_field_size(len(text)):
-        try:
-            for cells in reader:
-                if len(cells) > 1 or any(map(str.strip, cells)) or (cells and width == 1):
-                    width = width or len(cells)
-                    yield begin, cells
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            raise Rejected(
-                f"line {max(reader.line_num, begin)}: not a CSV table with {delimiter!r} between its columns",
-                got=f"{error} (the row begins in line {begin})",
-                why="quotes inside a quoted text are doubled, and every quoted text ends",
-                fix="if another character parts the columns, name it: --csv_delimiter ';'; else write the file again"
-                " with Python's csv module or with pandas",
-            ) from None
-
-
-@contextmanager
-def _any_field_size(n_chars: int) -> Iterator[None]:
-    """Let one cell hold a text of any length; the limit of the csv module holds for the process."""
-    before = csv.field_size_limit(n_chars + 1)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
 
 
 def _other_columns(cells: Sequence[str], columns: Sequence[str], delimiter: str) -> Rejected:

@@ -210,10 +210,10 @@ def _text(row: Mapping[str, Any], names: Sequence[str], delimiter: str) -> str:
 
 
 def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
-    """Return the label as the data has it; None for a gap where labels may be missing."""
+    """Return the label as the data has it, without spaces around it; None for a gap where labels may be missing."""
     value = row.get(name) if name else None
     value = value.strip() if isinstance(value, str) else value
-    gap = value is None or value == "" or value != value  # NaN: a gap of pandas
+    gap = _is_gap(value)
     if gap and needed:
         raise Rejected(
             f"{name} is missing" if name not in row or value is None else f"{name} is empty",
@@ -223,21 +223,37 @@ def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
         )
     if gap:
         return None
-    if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
+    items = as_list(value)
+    if not isinstance(value, dict) and any(isinstance(one, list | dict) for one in items):
         raise Rejected(
             f"{name} holds spans or objects, not labels",
             got=value,
             why="the labels of a text are a list of texts or numbers",
             fix="for spans of words use whet tag; else write the labels as a list of texts",
         )
-    if isinstance(value, str | int | float | list):
-        return value
+    if any(map(_is_gap, items)):
+        if not needed:
+            return None
+        raise Rejected(
+            f"{name} holds an empty label",
+            got=value,
+            why="each item of a list names a label that applies; a text without any has an empty list",
+            fix=f"fill the items of {name}, or take the empty ones out",
+        )
+    odd = [one for one in items if not isinstance(one, str | int | float)]
+    if not odd:
+        return items if isinstance(value, list) else value
     raise Rejected(
-        f"{name} is {kind(value)}",
+        f"{name} {'holds' if isinstance(value, list) else 'is'} {kind(odd[0])}",
         got=value,
         why="a label is a text, a number, or a list of them",
         fix=f"write {name} as a text or a number",
     )
+
+
+def _is_gap(label: Any) -> bool:
+    """Return whether this is no label: null, a blank text, or NaN, which is a gap of pandas."""
+    return label is None or label != label or (isinstance(label, str) and not label.strip())
 
 
 def _require_accepted(row: Mapping[str, Any]) -> None:
@@ -458,12 +474,12 @@ def text_of(label: Any) -> str:
 
 
 def as_list(label: Any) -> list[Any]:
-    """Return the labels of a row with several: a list, or in CSV a list as JSON text; one label is a list of one."""
-    if isinstance(label, list):
-        return label
-    if _is_json_list(label):
-        return json.loads(label)
-    return [label]
+    """Return the labels of a row with several: a list, or in CSV a list as JSON text; one label is a list of one.
+
+    Texts come without spaces around them.
+    """
+    items = label if isinstance(label, list) else json.loads(label) if _is_json_list(label) else [label]
+    return [one.strip() if isinstance(one, str) else one for one in items]
 
 
 def _is_json_list(label: Any) -> bool:

@@ -32,6 +32,7 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
+    require_best_metric,
     require_several,
     require_teacher_reads,
     source_of,
@@ -44,7 +45,7 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
-from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.arguments import METRICS, ClassifyArguments
 from whet.tasks.classify.examples import (
     Examples,
     Named,
@@ -68,6 +69,9 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     scheme = _scheme(job, examples, load_config(source))
     _require_threshold_counts(job, scheme)
     _require_as_many_texts(job, examples)
+    flag = "metric_name" if job.metric_name == args.metric_for_best_model else "metric_for_best_model"
+    why = f"labels: {_words(scheme)}"
+    require_best_metric(args, examples, (*METRICS[scheme.kind], "loss"), why=why, flag=flag)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     require_teacher_reads(job, tokenizer, job.max_seq_length)
     options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)

@@ -239,7 +239,7 @@ def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None
         from whet.data.files.csv_files import csv_table, delimiter_of
 
         if delimiter := delimiter_of(text, TEXTS, path):
-            read_table(csv_table(data, TEXTS, delimiter), collector)
+            read_table(csv_table(data, TEXTS, delimiter, path), collector)
             return
     document, end = parse_json(text, begin)
     rest = skip_space(text, end)

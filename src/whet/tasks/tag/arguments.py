@@ -7,6 +7,8 @@ from whet.config.settings import checked
 from whet.jobs.fields import JobFields, Pooling
 from whet.jobs.rules import windows_are_joined, windows_move_on
 
+OF_ENTITIES = ("f1", "precision", "recall")
+"""Metrics of entities, which seqeval computes."""
 METRICS = ("f1", "accuracy", "precision", "recall", "f1_macro", "loss")
 """Metrics of an evaluation: f1, precision and recall are those of entities, f1_macro is that of plain tags."""
 

@@ -31,6 +31,7 @@ from whet.jobs.task_run import (
     TaskRun,
     as_trained,
     engine_of,
+    require_best_metric,
     require_several,
     require_teacher_reads,
     source_of,
@@ -44,7 +45,7 @@ from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer
 from whet.optional import extra, require
-from whet.tasks.tag.arguments import TagArguments
+from whet.tasks.tag.arguments import OF_ENTITIES, TagArguments
 from whet.tasks.tag.read import read_file
 from whet.tasks.tag.sentences import ENTITY, IGNORED, Named, Sentences
 from whet.watch import printing
@@ -54,6 +55,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     """Tokenise, load the model and build its engine; raises whatever cannot work, before any training."""
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
+    _require_best_metric(args, sentences, tags)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
@@ -78,6 +80,16 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     reading: dict[str, Any] = {"max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return TaskRun(engine, args, parts, pipeline_tag="token-classification", reading=reading, asked=job)
+
+
+def _require_best_metric(args: TrainingArguments, sentences: Mapping[str, Sentences], tags: Tags) -> None:
+    """Raise ConfigError before the training if its evaluations do not compute what the best model is chosen by."""
+    known = (*OF_ENTITIES, "accuracy", "loss") if tags.are_entities else ("accuracy", "f1_macro", "loss")
+    why = f"tags: {'those of entities' if tags.are_entities else 'plain ones, not those of entities (B-PER, O)'}"
+    require_best_metric(args, sentences, known, why=why, flag="metric_for_best_model")
+    wanted = (args.metric_for_best_model or "").removeprefix("eval_")
+    if wanted in OF_ENTITIES and {"train", "validation"} <= sentences.keys():
+        require("seqeval.metrics", needed_for=f"--metric_for_best_model {wanted}", install=INSTALL)
 
 
 def _part(job: TagArguments, split: Split, tags: Tags, args: TrainingArguments) -> Part:

@@ -14,7 +14,7 @@ from whet.console import columns_line, plural
 from whet.data.files import conll
 from whet.data.files.bad_rows import BadRows, Rejected, no_cycle_search
 from whet.data.files.conll import word_table
-from whet.data.files.csv_files import DELIMITERS
+from whet.data.files.csv_files import DELIMITERS, any_field_size
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
 from whet.data.files.table import TableRows, read_table, with_line_ends
@@ -121,8 +121,9 @@ def _is_csv(text: str, named: Named, delimiter: str | None) -> bool:
     lines = with_line_ends(text).lstrip("\n").split("\n", _HEADER_LINES)[:_HEADER_LINES]
     for mark in DELIMITERS if delimiter is None else (delimiter,):
         try:
-            header, first = [*csv.reader(lines, delimiter=mark), [], []][:2]
-        except csv.Error:  # such as a cell of 200,000 characters
+            with any_field_size(len(text)):
+                header, first = [*csv.reader(lines, delimiter=mark), [], []][:2]
+        except csv.Error:  # such as a carriage return within a line
             continue
         row = {name.strip().lower(): cell.strip() for name, cell in zip(header, first, strict=False)}
         words = next((row[name] for name in ((named.words or "").lower(), *WORDS) if name in row), "")
@@ -217,7 +218,8 @@ def from_columns(
         if n == limit:
             break
         begin = sentence.lines[0][0]
-        alone = not need_tags and named.tags is None and all(len(cells) <= words + 1 for _, cells in sentence.lines)
+        width = words + 1 if named.tags is None or tags is None else tags
+        alone = not need_tags and all(len(cells) <= width for _, cells in sentence.lines)
         try:
             if named.tags is None and not table.is_ontonotes:
                 lines = [line for line in sentence.lines if named.takes_tags or len(line[1]) > words + 1]
@@ -300,6 +302,8 @@ def _columns(table: _Table, named: Named, *, need_tags: bool) -> tuple[int, int 
     words = _from_begin(_number(named.words, table, usual, named.words_flag), table)
     if named.tags is not None:
         usual_tag = names.index("upos") if table.is_conllu else -1
+        if not need_tags and _lacks_tags(table, named.tags, words):
+            return words, None
         return words, _from_begin(_number(named.tags, table, usual_tag, named.tags_flag), table)
     tags = _named_tags(table, named, words) if names else _last_tags(table, named, words)
     if tags is not None or not need_tags:
@@ -312,6 +316,17 @@ def _columns(table: _Table, named: Named, *, need_tags: bool) -> tuple[int, int 
             fix="name it: --label_column_name NAME",
         )
     return words, words + 1  # which no line has, or which is none: each line is named
+
+
+def _lacks_tags(table: _Table, name: str, words: int) -> bool:
+    """Return whether the file has no column of tags: the one that was named is missing, or the words are alone."""
+    if name.lower() in map(str.lower, table.names):
+        return False
+    if _is_number(name):
+        column = _from_begin(int(name), table)
+        n_columns = max((len(cells) for one in table.sentences for _, cells in one.lines), default=0)
+        return column == words or not 0 <= column < n_columns
+    return bool(table.names) or table.width <= words + 1
 
 
 def _named_tags(table: _Table, named: Named, words: int) -> int | None:

@@ -191,6 +191,7 @@ def _tags(row: Any, name: str, n_words: int, *, needed: bool) -> list[str] | Non
             why="each word has one tag",
             fix=f"correct {name} or the words",
         )
+    tags = [tag.strip() if isinstance(tag, str) else tag for tag in tags]
     for n, tag in enumerate(tags):
         if tag == IGNORED:
             raise Rejected(
