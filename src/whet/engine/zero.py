@@ -6,6 +6,8 @@ DeepSpeed's engine shares them. Rajbhandari et al. 2020, arXiv:1910.02054, secti
 
 from __future__ import annotations
 
+import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -558,6 +560,13 @@ def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     _require_own_memory(prepared.model, optimizer, f"zero_stage {stage}")
     if by_engine:
         return EngineSharing(sync, lambda model: deepspeed.engine_config(args, _hidden_size(model)))
+    if sys.byteorder == "big":
+        raise ConfigError(
+            what=f"zero_stage {stage} needs a little-endian processor",
+            got=platform.machine(),
+            why="the ranks send their rows of the state as the checkpoint's file holds them, which is little-endian",
+            fix="leave --zero_stage, --fsdp and --deepspeed out",
+        )
     if args.deepspeed is not None:
         unused = ", ".join(deepspeed.tunes_engine(args.deepspeed))
         logger.warning(
