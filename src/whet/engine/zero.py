@@ -605,20 +605,27 @@ def _own_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in blocks if all(holders[id(one)] == 1 for one in block.parameters())]
 
 
-def gathered_bytes(model: nn.Module, stage: int, *, in_training: bool) -> tuple[int, int]:
-    """Return the weights that a rank has for a while in a pass, next to its rows; with their gradients in training.
+def gathered_bytes(model: nn.Module, stage: int) -> tuple[int, int]:
+    """Return the weights that a rank has for a while in a training step, next to its rows, with their gradients.
 
     The second number is how much of that comes at the end of a backward pass, when activations are gone.
 
     What is in no block is there for the pass, a block while it computes, or all of them with stage 2. The block that
-    computes is there twice: as it travels between the ranks, and as the model reads it. So are gradients of both, and
-    pieces of so different sizes leave gaps of about their own size (`benchmarks/plan/run.py --only ZeRO`).
+    computes is there twice: as it travels between the ranks, and as the model reads it. So are gradients of both, if
+    they are trained, and pieces of so different sizes leave gaps of about their own size, also those of frozen weights
+    (`benchmarks/plan/run.py --only ZeRO`).
     """
-    blocks = [sum(one.nbytes for one in block.parameters()) for block in _own_blocks(model)]
-    largest, total = max(blocks, default=0), sum(one.nbytes for one in model.parameters())
-    rest = total - sum(blocks)
+    blocks = _own_blocks(model)
+
+    def sizes(n_bytes: Callable[[nn.Module], int]) -> tuple[int, int, int]:
+        of_blocks, total = [n_bytes(block) for block in blocks], n_bytes(model)
+        return max(of_blocks, default=0), total - sum(of_blocks), total
+
+    largest, rest, total = sizes(lambda part: sum(one.nbytes for one in part.parameters()))
+    trained, trained_rest, _ = sizes(lambda part: sum(one.nbytes for one in part.parameters() if one.requires_grad))
     weights = (total if stage == 2 else rest + largest) + largest
-    return (weights + 3 * rest + 4 * largest, 3 * rest + 2 * largest) if in_training else (weights, 0)
+    gaps, gradients = 2 * rest + 2 * largest, trained_rest + 2 * trained
+    return weights + gaps + gradients, 3 * trained_rest + 2 * trained
 
 
 def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None, stage: int) -> None:
