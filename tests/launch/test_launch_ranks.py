@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from test_preload import a_library
 
+from whet.errors import EXIT_CANNOT_CREATE
+
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the launcher is for Linux")
 two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 pytestmark = [linux, two_cores, pytest.mark.slow]
@@ -221,6 +223,22 @@ time.sleep(600)
     process.kill()
     assert gone(every, within=6)
     process.communicate()
+
+
+def test_second_launcher_in_a_folder_does_not_overwrite_the_logs_of_the_first(tmp_path: Path) -> None:
+    """A launcher that was killed is in nobody's way."""
+    script(tmp_path, "print(sys.argv[1], flush=True)\ntime.sleep(float(sys.argv[2]))")
+    first = launched(tmp_path, "--nproc_per_node", "2", command=("train.py", "first", "600"))
+    every = pids(tmp_path, 2)
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", command=("train.py", "second", "0")))
+    assert code == EXIT_CANNOT_CREATE
+    assert "use another --log_dir" in err
+    first.kill()
+    assert gone(every, within=6)
+    first.communicate()
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", command=("train.py", "third", "0")))
+    assert code == 0, err
+    assert (tmp_path / "launch-logs" / "rank-1.log").read_text() == "third\n"
 
 
 @pytest.mark.reliability

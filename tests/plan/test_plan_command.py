@@ -90,8 +90,13 @@ def test_a_plan_of_questions_evaluates_rows_without_labels(
     sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 64}
     files = {"train_file": data, "validation_file": data}
     given = command(encoder, tmp_path / "out", "--do_eval", "--no_time", "--json", **files, **sizes)
-    assert run(["plan", *given]) == 0
-    assert json.loads(capsys.readouterr().out)["memory"]["moment"] == "in an evaluation"
+    found = []
+    for more in ((), ("--ranks", "2", "--zero_stage", "3")):
+        assert run(["plan", *given, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["memory"])
+    alone, shared = (one["parts"] for one in found)
+    assert [one["moment"] for one in found] == ["in an evaluation"] * 2
+    assert shared["weights"] + shared["saving"] == alone["weights"], "each rank has the complete model then"
 
 
 def test_of_several_splits_the_last_is_named() -> None:
@@ -209,6 +214,9 @@ def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
     sharded = _planned(folder, capsys, memory="1TB", **saves)["memory"]
     assert "saving" not in sharded["parts"], "rank 0 writes the state of others as it comes"
     assert sharded["low_bytes"] < sharded["peak_bytes"], "what is gathered may fill gaps or not"
+    adapted = _planned(folder, capsys, memory="1TB", lora_r=2, **saves)["memory"]
+    unsure, unsure_adapted = (one["peak_bytes"] - one["low_bytes"] for one in (sharded, adapted))
+    assert unsure_adapted < 0.3 * unsure, "frozen weights have no gradients"
     found = _planned(folder, capsys, "--fit", ranks=2, memory=str(2 * memory["peak_bytes"] - 2))
     by_flags = {one["flags"]: one for one in found["fit"]}
     shared = by_flags["--zero_stage 1"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
 from whet.engine import zero as share
+from whet.store import snapshot
 
 
 class _CommonStep(torch.optim.SGD):
@@ -60,6 +63,9 @@ def refusals(job: dict[str, Any], rank: int) -> dict[str, Any]:
     found["optimizer"] = _text(_trainer(job, 1, model=model, **own).train)
     for stage in (1, 3):
         found[f"shared memory {stage}"] = _text(_trainer(job, stage, model=_overlapping()).train)
+    trainer, sys.byteorder = _trainer(job, 1), "big"
+    found["big-endian"] = _text(trainer.train)
+    sys.byteorder = "little"
     return found
 
 
@@ -99,6 +105,52 @@ def dies_in_collect(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return jobs_of_ranks.toy(job, rank)
 
 
+def dies_once_sent(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as `toy` does; rank 1 ends in the second save, when rank 0 has all of its state."""
+    real, count = snapshot.exhaust, 0
+
+    def exhaust(pieces: Any) -> None:
+        nonlocal count
+        real(pieces)
+        count += 1
+        if rank == 1 and count == 2:
+            os._exit(9)
+
+    snapshot.exhaust = exhaust
+    return jobs_of_ranks.toy(job, rank)
+
+
+def slow_disk(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as `toy` does; before and after it writes the state, rank 0 waits longer than an exchange may take."""
+    real = snapshot.write_pieces
+
+    def slow(*given: Any) -> None:
+        time.sleep(job["slow_s"])
+        real(*given)
+        time.sleep(job["slow_s"])
+
+    snapshot.write_pieces = slow
+    return jobs_of_ranks.toy(job, rank)
+
+
+def interrupted_in_save(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as `toy` does; Ctrl-C ends rank 1 in a save before it sends anything, and comes to rank 0 as it writes."""
+
+    def end(*_: Any) -> None:
+        os._exit(9)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if rank == 1:
+        snapshot.exhaust = end
+    snapshot.write_pieces = interrupt
+    try:
+        return jobs_of_ranks.toy(job, rank)
+    except KeyboardInterrupt as error:
+        return {"error": type(error).__name__}
+
+
 class _Wide(Toy):
     """A Toy with as many hidden units as wanted."""
 
@@ -127,9 +179,9 @@ def full_disk(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def weighed(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Train a model of 16 million weights, and save it; return the most memory that this process held, in bytes."""
+    """Train a model of 48 million weights, and save it; return the most memory that this process held, in bytes."""
     rows: Any = toy_rows(16)
-    engine.Trainer(_Wide(units=2_000_000), jobs_of_ranks.arguments(job), train_dataset=rows).train()
+    engine.Trainer(_Wide(units=6_000_000), jobs_of_ranks.arguments(job), train_dataset=rows).train()
     return {"peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 

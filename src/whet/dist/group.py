@@ -321,17 +321,20 @@ class Group:
         return found
 
     def to_first(self, own: Tensor | None, rank: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return, on rank 0, the tensor that `rank` has as its `own`; None on the others. All ranks call it."""
+        """Return, on rank 0, the tensor that `rank` has as its `own`; None on the others. All ranks call it.
+
+        They wait for each other however long it takes, as in `wait`: rank 0 writes to a disk meanwhile.
+        """
         if rank == 0 or self.rank not in (0, rank):
             return own if self.rank == rank else None
         with self.noticing("collected tensors on rank 0"):
             if self.rank == rank:
                 assert own is not None
-                torch_dist.send(own.detach().to(self.device).contiguous(), dst=0)
+                torch_dist.send(own.detach().cpu().contiguous(), dst=0, group=_group_for_waits())
                 return None
-            found = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-            torch_dist.recv(found, src=rank)
-            return found.cpu()
+            found = torch.empty(tuple(shape), dtype=dtype)
+            torch_dist.recv(found, src=rank, group=_group_for_waits())
+            return found
 
     def wait(self) -> None:
         """Wait for all ranks, however long they take: one of them may prepare data, or write to a slow disk.

@@ -116,7 +116,7 @@ class _Memory:
         alone = description.planned_bytes(model, args, optimizer, replace(run.place, rank=0, n_ranks=1))
         tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
         held = planned.gradients if self._sums_gradients else tables
-        gathered, unsure = self._gathered_bytes(in_training=True)
+        gathered, unsure = self._gathered_bytes()
         weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), _bytes(_trained(model))
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
@@ -138,12 +138,12 @@ class _Memory:
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - held, 0), "workspace": working}))
-        if alone.weights > planned.weights:
-            moments.append((COMPLETE, {"saving": alone.weights - planned.weights}))
+        others = alone.weights - planned.weights
+        if others:
+            moments.append((COMPLETE, {"saving": others}))
         if self.work.eval_rows:
             evaluation, evaluated = self._evaluation()
-            evaluation["workspace"] += self._gathered_bytes(in_training=False)[0]
-            moments.append((EVALUATION, evaluation))
+            moments.append((EVALUATION, {**evaluation, "saving": others}))  # by the complete model, on each rank
             passes.append(evaluated)
         there["workspace"] = self._kernel_bytes(passes[0], evaluated)
         heap = heap_bytes([*self.trial, *passes])
@@ -160,14 +160,14 @@ class _Memory:
             micro_batch_tokens=max(batch.n_computed for batch in self.heaviest),
         )
 
-    def _gathered_bytes(self, *, in_training: bool) -> tuple[int, int]:
+    def _gathered_bytes(self) -> tuple[int, int]:
         """Return what ranks that share weights hold of others' for a while, and what of it may lie in gaps."""
         stage = stage_of_run(self.run.args)
         if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
             return 0, 0
         from whet.engine.zero import gathered_bytes
 
-        return gathered_bytes(self.run.model, stage, in_training=in_training)
+        return gathered_bytes(self.run.model, stage)
 
     @property
     def _sums_gradients(self) -> bool:

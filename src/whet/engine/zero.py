@@ -6,6 +6,8 @@ DeepSpeed's engine shares them. Rajbhandari et al. 2020, arXiv:1910.02054, secti
 
 from __future__ import annotations
 
+import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -558,6 +560,13 @@ def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     _require_own_memory(prepared.model, optimizer, f"zero_stage {stage}")
     if by_engine:
         return EngineSharing(sync, lambda model: deepspeed.engine_config(args, _hidden_size(model)))
+    if sys.byteorder == "big":
+        raise ConfigError(
+            what=f"zero_stage {stage} needs a little-endian processor",
+            got=platform.machine(),
+            why="the ranks send their rows of the state as the checkpoint's file holds them, which is little-endian",
+            fix="leave --zero_stage, --fsdp and --deepspeed out",
+        )
     if args.deepspeed is not None:
         unused = ", ".join(deepspeed.tunes_engine(args.deepspeed))
         logger.warning(
@@ -596,20 +605,27 @@ def _own_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in blocks if all(holders[id(one)] == 1 for one in block.parameters())]
 
 
-def gathered_bytes(model: nn.Module, stage: int, *, in_training: bool) -> tuple[int, int]:
-    """Return the weights that a rank has for a while in a pass, next to its rows; with their gradients in training.
+def gathered_bytes(model: nn.Module, stage: int) -> tuple[int, int]:
+    """Return the weights that a rank has for a while in a training step, next to its rows, with their gradients.
 
     The second number is how much of that comes at the end of a backward pass, when activations are gone.
 
     What is in no block is there for the pass, a block while it computes, or all of them with stage 2. The block that
-    computes is there twice: as it travels between the ranks, and as the model reads it. So are gradients of both, and
-    pieces of so different sizes leave gaps of about their own size (`benchmarks/plan/run.py --only ZeRO`).
+    computes is there twice: as it travels between the ranks, and as the model reads it. So are gradients of both, if
+    they are trained, and pieces of so different sizes leave gaps of about their own size, also those of frozen weights
+    (`benchmarks/plan/run.py --only ZeRO`).
     """
-    blocks = [sum(one.nbytes for one in block.parameters()) for block in _own_blocks(model)]
-    largest, total = max(blocks, default=0), sum(one.nbytes for one in model.parameters())
-    rest = total - sum(blocks)
+    blocks = _own_blocks(model)
+
+    def sizes(n_bytes: Callable[[nn.Module], int]) -> tuple[int, int, int]:
+        of_blocks, total = [n_bytes(block) for block in blocks], n_bytes(model)
+        return max(of_blocks, default=0), total - sum(of_blocks), total
+
+    largest, rest, total = sizes(lambda part: sum(one.nbytes for one in part.parameters()))
+    trained, trained_rest, _ = sizes(lambda part: sum(one.nbytes for one in part.parameters() if one.requires_grad))
     weights = (total if stage == 2 else rest + largest) + largest
-    return (weights + 3 * rest + 4 * largest, 3 * rest + 2 * largest) if in_training else (weights, 0)
+    gaps, gradients = 2 * rest + 2 * largest, trained_rest + 2 * trained
+    return weights + gaps + gradients, 3 * trained_rest + 2 * trained
 
 
 def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None, stage: int) -> None:

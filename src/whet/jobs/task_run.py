@@ -143,6 +143,7 @@ class TaskRun:
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
         folder = self.args.output_dir
         stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
+        self.engine.sync.wait()  # for a slow disk
 
     def _write_card(self) -> None:
         """Write the model card: after the training, and again with the scores of the evaluations."""

@@ -243,7 +243,7 @@ class Workshop:
         }
         Path(order["folder"]).mkdir()
         order["candidate"] = asdict(candidate)
-        command, environment = started_by(candidate, self._words, str(self.folder / "logs"))
+        command, environment = started_by(candidate, self._words, str(self.folder / f"logs-{len(self._there)}"))
         environment[AUTO] = json.dumps(order)
         with (self.folder / f"{len(self._there)}.txt").open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 (the command of the user)

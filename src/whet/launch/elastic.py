@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from whet import system
 from whet.errors import EXIT_IO, EXIT_OK, ConfigError, OutputError, WhetError
 from whet.hardware import network
 from whet.launch import rank
@@ -65,8 +66,12 @@ def run(start: Start, *, max_restarts: int, meeting: Meeting) -> Outcome:
     on to all ranks here, which may then save; a second one kills them.
     """
     words, held = without_secrets(start.command)
-    _require_writable(Path(start.log_dir))
-    with listens(meeting) as listener, tempfile.TemporaryDirectory(prefix="whet-launch-") as name:
+    several = len(start.ranks) > 1 or meeting.n_nodes > 1
+    with (
+        _logs(Path(start.log_dir), meeting.node_rank if several else None),
+        listens(meeting) as listener,
+        tempfile.TemporaryDirectory(prefix="whet-launch-") as name,
+    ):
         folder = Path(name)
         replace(start, command=words).write(folder)
         os.environ.update(held)
@@ -383,17 +388,42 @@ def _listening(meeting: Meeting) -> socket.socket:
     return network.listening(meeting.port or 0)
 
 
-def _require_writable(log_dir: Path) -> None:
-    """Raise OutputError, before any rank runs, if the ranks' logs cannot be written."""
+@contextmanager
+def _logs(log_dir: Path, node_rank: int | None) -> Iterator[None]:
+    """Lock the folder of the logs for the ranks of this node within the block; None: for a single rank, which has none.
+
+    The kernel releases the lock when this process ends, even if it is killed. Raises OutputError, before any rank runs,
+    if another launcher has it or the logs cannot be written.
+    """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=log_dir).close()
+        handle = None if node_rank is None else (log_dir / f".node-{node_rank}.lock").open("a")
     except OSError as error:
         raise OutputError(
             what="the logs of the ranks cannot be written",
             got=str(error),
             why="rank 0 prints to the terminal, and each other rank to a file of its own",
             fix="name a folder that this user can write in --log_dir",
+        ) from error
+    with handle or nullcontext():
+        if handle is not None:
+            _lock(handle.fileno(), log_dir)
+        yield
+
+
+def _lock(handle: int, log_dir: Path) -> None:
+    try:
+        system.lock(handle)
+    except OSError as error:
+        if error.errno not in system.LOCKED:
+            rank.say(f"{log_dir} cannot be locked ({error.strerror}): start no second launcher with this --log_dir")
+            return
+        raise OutputError(
+            what="another whet launch writes the logs of its ranks there",
+            got=f"--log_dir {log_dir}",
+            why="the ranks of both would overwrite each other's rank-N.log",
+            fix="use another --log_dir, start it in another folder, or end the other launcher",
         ) from error
 
 

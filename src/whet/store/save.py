@@ -141,6 +141,7 @@ class Saver:
         """
         if self.sync.place.is_first:
             write.rotate(self.folders, self._run.args.save_total_limit, self._protected())
+        self.sync.wait()  # for a slow disk
         there = [path for path in self.folders if path.is_dir() and not path.is_symlink()]
         self.folders = self._folders_of_first(there)
 
@@ -196,7 +197,14 @@ class Saver:
         elif not only_model:
             self._send()
         self.folders = earlier
-        if (error := self._of_first(error)) is not None:
+        try:
+            self.sync.wait()  # for a slow disk
+            error = self._of_first(error)
+        except LostRankError:
+            if job is not None:
+                self._write_alone(job)
+            raise
+        if error is not None:
             state.best_model_checkpoint = before
             self._continue_or_raise(error)
             return
@@ -216,6 +224,15 @@ class Saver:
         for part in self.run_state.parts().values():
             if (pieces := snapshot.pieces_of(part)) is not None:
                 snapshot.exhaust(pieces)
+
+    def _write_alone(self, job: Write) -> None:
+        """Write what rank 0 has prepared though another rank is lost; `saved_alone` looks whether it is there."""
+        self._begun = job.staged.target
+        job.run()
+        if job.error is not None and not isinstance(job.error, StorageError):
+            raise job.error
+        if job.error is not None:
+            logger.error("%s", job.error)
 
     def check(self) -> None:
         """Finish a background write that has ended; raises its error. Several ranks do so before they save again."""
@@ -287,8 +304,9 @@ class Saver:
             staged = write.Staged(output_dir, done, self.lineage)
             staged.put(content.write_texts)
             staged.put(content.write_incoming)
-        finally:
+        except Exception:  # Ctrl-C waits for nobody
             content.drain()
+            raise
         args, meter, settings = self._run.args, self.run_state.meter, json.loads(self.run_state.settings)
         facts = {
             "n_ranks": self._run.place.n_ranks,

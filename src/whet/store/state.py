@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,8 +128,8 @@ def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> 
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names as safetensors orders them: the widest numbers first, so that all are aligned; then by name."""
-    return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    """Return the names in the order in which safetensors writes them: by format, so that all are aligned."""
+    return list(_described(tensors))
 
 
 def write_pieces(tensors: Mapping[str, Tensor], pieces: Pieces, folder: Path, part: str) -> None:
@@ -139,11 +138,10 @@ def write_pieces(tensors: Mapping[str, Tensor], pieces: Pieces, folder: Path, pa
     `save_file` would write the same, of complete tensors in memory. The format is a length, a header in JSON, and the
     bytes of the tensors without gaps (https://github.com/huggingface/safetensors#format).
     """
-    header, end = {}, 0
-    for name in in_file_order(tensors):
+    header, end = _described(tensors), 0
+    for name, facts in header.items():
         begin, end = end, end + tensors[name].nbytes
-        shape, kind = list(tensors[name].shape), _name_in_file(tensors[name].dtype)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        facts.update(shape=list(tensors[name].shape), data_offsets=[begin, end])
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED_BYTES)
     with (folder / f"{part}.safetensors").open("wb") as out:
@@ -153,12 +151,12 @@ def write_pieces(tensors: Mapping[str, Tensor], pieces: Pieces, folder: Path, pa
         assert out.tell() == begin + end, "every rank sends what it has said that it holds"
 
 
-@cache
-def _name_in_file(dtype: torch.dtype) -> str:
-    """Return what safetensors calls this format."""
-    data = save({"": torch.empty(0, dtype=dtype)})
+def _described(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Return what safetensors says in its header of one number of each tensor, in the order in which it writes them."""
+    data = save({name: torch.zeros(1, dtype=one.dtype) for name, one in tensors.items()})
     (length,) = struct.unpack_from("<Q", data)
-    return json.loads(data[8 : 8 + length])[""]["dtype"]
+    header = json.loads(data[8 : 8 + length])
+    return dict(sorted(header.items(), key=lambda one: one[1]["data_offsets"]))
 
 
 def read_parts(folder: Path) -> dict[str, State]:
