@@ -29,7 +29,7 @@ from whet.errors import ConfigError, escape_controls
 from whet.export import check, graph, int8
 from whet.export.arguments import ExportArguments
 from whet.export.head_model import HeadModel
-from whet.export.subject import Arrays, Subject
+from whet.export.subject import Arrays, Subject, needs_texts
 from whet.hardware import cpu
 from whet.jobs.task import Task
 from whet.models.loading import exported, heads
@@ -170,6 +170,11 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     """Fill the folder `export` of `work`; return the lines that say what was measured."""
     _say("reads the model and the rows to check it with")
     subject = _subject(asked, task, work)
+    data = subject.data
+    used = data.validation or data.train, data.train if needs_texts(asked) else None
+    for path in dict.fromkeys(one for one in used if one is not None):
+        shown = str(Path(path).absolute()) if Path(path).exists() else path  # or the name of a data set of the hub
+        _say(f"takes examples from {escape_controls(shown)}")
     rows, checked = subject.rows, subject.checked
     timed = rows.batches(checked, _SPEED_ROWS, asked.per_device_eval_batch_size)
     plain = partial(_outputs, subject)
@@ -349,12 +354,14 @@ _OPENVINO_LINES = (
     ("import onnxruntime\n", "import openvino\n"),
     (
         'onnxruntime.InferenceSession(FOLDER / "model.onnx")',
-        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
+        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})\n'
+        "GRAPH_LOCK = Lock()",
     ),
     ("[one.name for one in GRAPH.get_inputs()]", "[one.get_any_name() for one in GRAPH.inputs]"),
     (
         'return GRAPH.run(HOW["outputs"], feed)',
-        'found = GRAPH(feed)\n    return [found[name] for name in HOW["outputs"]]',
+        "with GRAPH_LOCK:  # it computes one feed at a time\n        found = GRAPH(feed)\n"
+        '        return [found[name] for name in HOW["outputs"]]',
     ),
 )
 """What differs where OpenVINO runs the graph."""
