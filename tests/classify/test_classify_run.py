@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_OTHER
+from whet.jobs.tokenising.rows import RowOptions, make_rows
 from whet.store import find
 
 CLOSE = 1e-4
@@ -285,3 +286,13 @@ def test_run_that_memory_runs_out_for_names_its_checkpoint_and_the_command(
     assert f"the newest complete checkpoint is {tmp_path / 'out' / find.folder_name(2)}" in said
     assert "whet: continue with:" in said
     assert said.rstrip().endswith("--resume_from_checkpoint auto")
+
+
+def test_windows_of_a_pair_have_the_token_types_of_the_tokenizer(sentence_encoder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(sentence_encoder)
+    first, second = "the boat", "we set the sail at dawn " * 4
+    options = RowOptions(max_seq_length=16, doc_stride=4)
+    found = make_rows([first], [second], tokenizer, options).rows
+    wanted = tokenizer(first, second, truncation="only_second", max_length=16, stride=4, return_overflowing_tokens=True)
+    assert [found[n]["token_type_ids"] for n in range(len(found))] == wanted["token_type_ids"]
+    assert len(found) > 2
