@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_OTHER
+from whet.jobs.tokenising.rows import RowOptions, make_rows
 from whet.store import find
 
 CLOSE = 1e-4
@@ -305,3 +306,13 @@ def test_best_metric_that_the_labels_do_not_have_is_refused_before_the_training(
     assert "metric_name names no metric of this data" in said
     assert "an evaluation then computes " in said
     assert not [*(tmp_path / "out").rglob("checkpoint-*")]
+
+
+def test_windows_of_a_pair_have_the_token_types_of_the_tokenizer(sentence_encoder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(sentence_encoder)
+    first, second = "the boat", "we set the sail at dawn " * 4
+    options = RowOptions(max_seq_length=16, doc_stride=4)
+    found = make_rows([first], [second], tokenizer, options).rows
+    wanted = tokenizer(first, second, truncation="only_second", max_length=16, stride=4, return_overflowing_tokens=True)
+    assert [found[n]["token_type_ids"] for n in range(len(found))] == wanted["token_type_ids"]
+    assert len(found) > 2

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from export_server import posted, serving
 from torch import Tensor
 
 from saved_decoder import save_decoder
-from text_tasks import SAILING, examples, load_lines, save_encoder, topic_rows, words
+from text_tasks import (
+    SAILING,
+    TOPICS,
+    examples,
+    load,
+    load_lines,
+    save_encoder,
+    topic_rows,
+    words,
+    write_csv,
+    write_lines,
+)
 from tiny import FAMILIES, VOCABULARY, has_segments, tiny_config
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
@@ -93,7 +109,8 @@ def served(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     hidden = "import sys, runpy; sys.modules.update(dict.fromkeys(('whet', 'torch', 'transformers', 'onnx')));"
     program = f"{hidden} runpy.run_path({str(folder / 'serve.py')!r}, run_name='__main__')"
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=lines, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -132,6 +149,134 @@ def test_an_export_answers_as_its_model_with_and_without_whet(
     assert close(answers, wanted)
     asked, said = asked_of(command, file, answers)
     assert [one[SAYS[command]] for one in served(folder, asked)] == said
+
+
+# ---- what its script is asked ----
+
+
+def test_a_question_that_is_too_long_is_an_error_and_not_the_end(
+    trained: dict[str, Path], exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = ". ".join(SAILING)
+    asked = [{"question": " ".join(["boat"] * n), "context": context} for n in (9, 13, 1)]
+    *refused, answer = served(exports["qa"], asked)
+    assert all("the question is too long" in one["error"] for one in refused)
+    assert answer["answer"]
+    with serving(exports["qa"]) as port:
+        for question in asked[:2]:
+            with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+                posted(port, question)
+            assert "the question is too long" in json.load(caught.value)["error"]
+        assert posted(port, asked[2]) == answer
+    for question in asked[:2]:
+        file = write_lines(tmp_path / "rows.jsonl", [{"id": "0", **question}])
+        assert run(["predict", str(trained["qa"]), "--file", str(file), "--output", str(tmp_path / "o")]) != 0
+        assert "leaves too little room for its context" in capsys.readouterr().err
+
+
+def test_the_script_reads_utf_8_and_nothing_ends_it(exports: dict[str, Path]) -> None:
+    question = {"question": "what?", "context": "the caf\u00e9 of the harbour"}
+    lines = json.dumps(question, ensure_ascii=False).encode() + b'\n{"question": "what?", "context": "the caf\xe9"}\n'
+    done = subprocess.run(
+        [sys.executable, str(exports["qa"] / "serve.py")], input=lines, capture_output=True, check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.decode("utf-8").splitlines()]
+    assert found[0] == served(exports["qa"], [question])[0]
+    assert "answer" in found[1]
+    (odd,) = served(exports["tag"], [{"tokens": "the boat"}])
+    assert "tokens is a list of words" in odd["error"]
+
+
+def test_pairs_in_windows_are_labelled_as_by_predict(trained: dict[str, Path], tmp_path: Path) -> None:
+    rows = [
+        {"first": text, "second": ". ".join(texts[::-1]), "label": topic} for topic, texts in TOPICS.items()
+        for text in texts
+    ]  # fmt: skip
+    file = write_csv(tmp_path / "rows.csv", rows)
+    line = words("classify", trained["qa"].parents[1] / "encoder", tmp_path / "out", "--do_train", train_file=file,
+                 text_column_names="first", text_pair_column_names="second", label_column_name="label", max_steps=20,
+                 learning_rate=1e-2, max_seq_length=16, doc_stride=4)  # fmt: skip
+    assert run(line) == 0
+    assert run(["export", str(tmp_path / "out")]) == 0
+    wanted = predicted(tmp_path / "out", file, tmp_path / "wanted.jsonl")
+    asked = [{"text": row["first"], "text_pair": row["second"]} for row in rows]
+    *found, alone, odd = served(
+        tmp_path / "out-onnx", [*asked, {"text": rows[0]["second"]}, {"text": rows[0]["second"], "text_pair": "a boat"}]
+    )
+    assert [one["label"] for one in found] == [one["label"] for one in wanted]
+    scores = [one["scores"][one["label"]] for one in found]
+    np.testing.assert_allclose(scores, [one["score"] for one in wanted], atol=CLOSE)
+    assert alone["scores"], "a text alone is cut in another way than a pair"
+    assert "the text is too long" in odd["error"]
+
+
+def test_windows_of_words_are_those_of_predict_if_the_tokenizer_cuts_on_the_left(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(trained["tag"], tmp_path / "model")
+    _set(tmp_path / "model" / "tokenizer_config.json", truncation_side="left")
+    assert run(["export", str(tmp_path / "model")]) == 0
+    tokens = [" ".join(texts[n:] + texts[:n]).split() for texts in TOPICS.values() for n in range(4)]
+    file = write_lines(tmp_path / "rows.jsonl", [{"tokens": one} for one in tokens])
+    wanted = predicted(tmp_path / "model", file, tmp_path / "wanted.jsonl")
+    found = served(tmp_path / "model-onnx", [{"tokens": one} for one in tokens])
+    assert [one["tags"] for one in found] == [one["tags"] for one in wanted]
+
+
+def test_a_tokenizer_that_its_file_does_not_describe_is_refused(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script would read "[SEP]" in a text as the special token, and `whet predict` reads its letters."""
+    for command in COMMANDS[::2]:
+        model = plain_copy(trained[command], tmp_path / command)
+        _set(model / "tokenizer_config.json", split_special_tokens=True)
+        assert run(["export", str(model), "--max_seq_length", "64", "--doc_stride", "8"]) == EXIT_BAD_CONFIG
+        assert "the script of the export would read texts otherwise than the model" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(COMMANDS[::2])
+
+
+def _set(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
+
+
+# ---- what the training has left ----
+
+
+def test_an_export_chooses_answers_as_its_training_did(trained: dict[str, Path], tmp_path: Path) -> None:
+    file = examples("qa", tmp_path)
+    line = words("qa", trained["qa"].parents[1] / "encoder", tmp_path / "out", "--do_train", "--do_eval",
+                 "--version_2_with_negative", train_file=file, validation_file=file, max_steps=1, max_seq_length=16,
+                 doc_stride=4, max_answer_length=1, n_best_size=6, null_score_diff_threshold=1e6)  # fmt: skip
+    assert run(line) == 0
+    assert run(["export", str(tmp_path / "out")]) == 0
+    folder = tmp_path / "out-onnx"
+    assert about(folder)["check"]["metric"]["torch"] == load(tmp_path / "out", "all_results.json")["eval_f1"]
+    wanted = predicted(tmp_path / "out", file, tmp_path / "wanted.jsonl")
+    answers = predicted(folder, file, tmp_path / "found.jsonl")
+    assert close(answers, wanted)
+    asked, said = asked_of("qa", file, answers)
+    assert all(said)
+    assert not [one for one in said if " " in one]
+    assert {*said} - {"empty"}, "which is the word of run_qa.py for no answer among the best"
+    assert [one["answer"] or "empty" for one in served(folder, asked)] == said
+
+
+def test_files_of_the_training_are_those_of_the_folder_in_which_it_was_started(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, n_rows in (("mine", 12), ("other", 6)):
+        (tmp_path / name).mkdir()
+        write_csv(tmp_path / name / "rows.csv", topic_rows()[:n_rows])
+    monkeypatch.chdir(tmp_path / "mine")
+    line = words("classify", trained["qa"].parents[1] / "encoder", Path("out"), "--do_train", train_file="rows.csv",
+                 validation_file="rows.csv", max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    monkeypatch.chdir(tmp_path / "other")
+    assert run(["export", "../mine/out"]) == 0
+    assert f"takes examples from {tmp_path / 'mine' / 'rows.csv'}\n" in capsys.readouterr().err
+    assert about(tmp_path / "mine" / "out-onnx")["check"]["metric"]["examples"] == 12
 
 
 def test_whet_ask_and_transformers_take_an_export(
@@ -281,6 +426,14 @@ def test_openvino_answers_as_the_model(command: str, trained: dict[str, Path], t
     assert close(answers, predicted(trained[command], file, tmp_path / "wanted.jsonl"))
     asked, said = asked_of(command, file, answers)
     assert [one[SAYS[command]] for one in served(folder, asked)] == said
+    with serving(folder) as port, ThreadPoolExecutor(8) as pool:
+        assert [one[SAYS[command]] for one in pool.map(partial(posted, port), 10 * asked)] == 10 * said
+    compute, names = exported.runtime(folder, "openvino"), about(folder)["inputs"]
+    feeds = [{name: np.full((1, n), n if name == "input_ids" else 1) for name in names} for n in range(2, 14)]
+    alone = [compute(feed) for feed in feeds]
+    with ThreadPoolExecutor(8) as pool:
+        for one, other in zip(pool.map(compute, 10 * feeds), 10 * alone, strict=True):
+            assert all(np.array_equal(one[name], other[name]) for name in other)
     pytest.importorskip("nncf", reason="needs nncf: make test-libraries installs it")
     assert run([*line, "--int8", "--max_metric_drop", "100"]) == 0
     assert about(folder)["precision"] == "int8"

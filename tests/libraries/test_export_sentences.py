@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from export_server import free_port, posted, serving
 from safetensors.torch import load_file, save_file
 from tiny_encoders import save_encoder, sentences
 
@@ -93,7 +92,8 @@ def served(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     hidden = f"import sys, runpy; sys.modules.update(dict.fromkeys({HIDDEN!r}));"
     program = f"{hidden} runpy.run_path({str(folder / 'serve.py')!r}, run_name='__main__')"
     asked = "".join(f"{json.dumps(one)}\n" for one in lines)
-    done = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, input=asked, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -126,11 +126,12 @@ def test_an_embedding_model_gives_its_vectors_everywhere(
     wanted = model.encode_document(answers)
     np.testing.assert_allclose(vectors_of(folder, file, tmp_path / "found.npy"), wanted, atol=CLOSE)
     lines = [{"text": answers}, {"text": questions[0], "prompt": "query"}, {"text": answers[0], "prompt": "nobody"}]
-    several, one, odd, alone = served(folder, [*lines, {"text": answers[0]}])
+    several, one, odd, alone, named = served(folder, [*lines, {"text": answers[0]}, {"text": {"who": "built it"}}])
     assert alone["vector"] == several["vectors"][0], "a vector does not depend on the texts next to it"
     np.testing.assert_allclose(several["vectors"], wanted, atol=CLOSE)
     np.testing.assert_allclose(one["vector"], model.encode_query(questions[0]), atol=CLOSE)
     assert "nobody" in odd["error"]
+    assert "text is a text or a list of texts" in named["error"], "and no vector of its key"
 
     said = []
     for one in (trained["embed"], folder):
@@ -154,8 +155,9 @@ def test_a_reranker_gives_its_scores_everywhere(
     assert "fp32 by ONNX Runtime" in capsys.readouterr().out
     scores = [json.loads(line)["score"] for line in (tmp_path / "found.jsonl").read_text("utf-8").splitlines()]
     np.testing.assert_allclose(scores, wanted, atol=CLOSE)
-    (answer,) = served(folder, [{"query": rows[0][0], "texts": [rows[0][1]]}])
+    answer, odd = served(folder, [{"query": rows[0][0], "texts": one} for one in ([rows[0][1]], rows[0][1])])
     np.testing.assert_allclose(answer["scores"], wanted[:1], atol=CLOSE)
+    assert "texts is a list of texts" in odd["error"], "and no scores of its letters"
     words = ["search", str(exports["embed"]), "--corpus", str(file), "--text_column_names", "answer", "--query",
              rows[0][0], "--reranker", str(folder), "--top_k", "2"]  # fmt: skip
     assert run(words) == 0
@@ -177,6 +179,24 @@ def test_a_model_of_the_library_keeps_modules_prompts_and_length(encoder_folder:
     np.testing.assert_allclose(
         served(tmp_path / "short", [{"text": texts}])[0]["vectors"], wanted[0][:, :4], atol=CLOSE
     )
+
+
+def test_an_adapter_in_the_folder_is_part_of_the_graph(encoder_folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", "0.22", reason="transformers adds adapters with peft 0.22 or newer")
+    torch.manual_seed(0)
+    model = library.SentenceTransformer(str(encoder_folder), device="cpu")
+    plain = model.encode(["who built the bridge"])
+    model.add_adapter(peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False))
+    model.save(str(tmp_path / "model"))
+    assert (tmp_path / "model" / "adapter_config.json").is_file()
+    file = write_pairs(tmp_path / "pairs.csv")
+    wanted = model.encode([line.split(",")[1] for line in file.read_text("utf-8").splitlines()[1:]])
+    assert run(["export", str(tmp_path / "model")]) == 0
+    folder = tmp_path / "model-onnx"
+    assert not [*folder.glob("adapter_*")]
+    np.testing.assert_allclose(vectors_of(folder, file, tmp_path / "found.npy"), wanted, atol=CLOSE)
+    (answer,) = served(folder, [{"text": "who built the bridge"}])
+    assert np.abs(answer["vector"] - plain[0]).max() > 100 * CLOSE
 
 
 def test_layers_that_cost_the_metric_in_int8_stay_in_fp32(
@@ -228,11 +248,7 @@ def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict
     assert about(folder)["precision"] == "int8"
     least, mean = about(folder)["check"]["outputs_int8"]["cosine"]
     assert 0.9 < least <= mean < 1, "rounded, and not another model's"
-    port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, str(folder / "serve.py"), "--port", str(port)], stderr=subprocess.DEVNULL
-    )
-    try:
+    with serving(folder) as port:
         answer = posted(port, {"text": "who built the bridge"})
         (line,) = served(folder, [{"text": "who built the bridge"}])
         assert answer == line
@@ -247,9 +263,6 @@ def test_an_int8_model_answers_over_http(exports: dict[str, Path], trained: dict
         assert taken.returncode == 1
         assert f"127.0.0.1:{port}: " in taken.stderr
         assert "Traceback" not in taken.stderr
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
@@ -274,26 +287,6 @@ def test_the_page_leads_from_pairs_to_a_server(encoder_folder: Path, tmp_path: P
     assert status == 0, said[-4000:]
     vector = json.loads(said[said.rindex('{"vector"') :].splitlines()[0])["vector"]
     assert len(vector) == library.SentenceTransformer(str(tmp_path / "out")).get_embedding_dimension()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def posted(port: int, question: Mapping[str, Any]) -> Any:
-    """Return the answer, once the server listens."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(question).encode())
-    for _ in range(300):
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("the server does not listen")
 
 
 def test_what_no_graph_computes_is_refused(

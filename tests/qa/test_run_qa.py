@@ -172,6 +172,38 @@ def test_predictions_with_answers_are_scored(trained_v2: Path) -> None:
     assert load(trained_v2, "predict_results.json")["predict_f1"] == load(trained_v2, "eval_results.json")["eval_f1"]
 
 
+def test_predict_and_ask_choose_answers_as_the_training_did(
+    encoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "out", data / "v2.json"
+    chosen = {"max_answer_length": 1, "n_best_size": 6, "null_score_diff_threshold": 1e6}
+    words = command(encoder, out, "--do_train", "--do_predict", "--version_2_with_negative", train_file=file,
+                    test_file=file, max_steps=1, precision="fp32", **chosen)  # fmt: skip
+    assert run(words) == 0
+    wanted = load(out, "predict_predictions.json")
+    assert all(text and " " not in text for text in wanted.values())
+    assert run(["predict", str(out), "--file", str(file), "--output", str(tmp_path / "found.jsonl")]) == 0
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text("utf-8").splitlines()]
+    assert {one["id"]: one["answer"] for one in found} == wanted
+
+    (tmp_path / "notes.txt").write_text(questions_of(squad())[0]["context"], "utf-8")
+
+    def asked(*more: str) -> list[str]:
+        capsys.readouterr()
+        line = ["ask", str(out), "--context", str(tmp_path / "notes.txt"), "--question", "Who made it?", "--json"]
+        assert run([*line, "--version_2_with_negative", *more]) == 0
+        (answered,) = json.loads(capsys.readouterr().out)["answers"]
+        return [one["text"] for one in answered["answers"]]
+
+    assert asked()[0]
+    assert not [text for text in asked() if " " in text]
+    assert asked("--null_score_diff_threshold=-1e6")[0] == "", "the flag wins"
+    assert [text for text in asked("--max_answer_length", "9", "--n_best", "20") if " " in text]
+    older = {name: value for name, value in load(out, "whet_task.json").items() if name not in chosen}
+    write_json(out / "whet_task.json", older)
+    assert [text for text in asked("--n_best", "20") if " " in text], "folders of earlier versions do not say"
+
+
 def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_path: Path) -> None:
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0

@@ -49,6 +49,7 @@ def test_a_run_records_what_it_is_how_it_goes_and_how_it_ends(encoder: Path, tmp
     assert given["reinit_layers"] == {"value": 1, "from": "recipe"}
     assert given["weight_decay"] == {"value": 0.0}, "a default names no source"
     assert (begin["task"], begin["steps"], begin["resumed_from"], begin["pid"]) == ("qa", 4, None, os.getpid())
+    assert begin["working_dir"] == str(Path.cwd()), "where relative paths of the settings begin"
     assert begin["data"]["rows"] > 0
     assert begin["data"]["tokens"] > begin["data"]["rows"]
     assert begin["model"]["parameters"] == begin["model"]["trainable"] > 1000

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from whet import tasks
 from whet.engine.engine import Engine
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
-from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding
+from whet.export.subject import (
+    Arrays,
+    Data,
+    Row,
+    Rows,
+    inputs_of,
+    padding_of,
+    require_padding,
+    require_same_rows,
+)
 from whet.jobs.lora.merge import write_merged
 from whet.jobs.predict.trained import NAME
 from whet.jobs.task import Task
 from whet.jobs.task_run import Part, TaskRun
+from whet.jobs.tokenising import rows as text_rows
+from whet.jobs.tokenising import words as word_rows
+from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import row_length
-from whet.jobs.tokenising.words import with_spaces
 from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
 from whet.store.weights import save_processing
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.types import Answers, Questions
+from whet.tasks.qa.windows import WindowOptions, make_windows
 from whet.watch import files as output_files
 from whet.watch import progress
 
@@ -68,7 +85,8 @@ class HeadModel:
         if checked is None:
             data.notes.append("made-up texts were compared, as none of the training are at hand")
             texts = rows.made_up_texts(model.get_input_embeddings().weight.shape[0], check.N_ROWS)
-            given = [(text[:50], text) if task.head is heads.QUESTION_ANSWERING else (text,) for text in texts]
+            short = max(1, rows.length // 8)  # characters of a question, which is never cut
+            given = [(text[:short], text) if task.head is heads.QUESTION_ANSWERING else (text,) for text in texts]
             cut = "only_second" if task.head is heads.QUESTION_ANSWERING else True
             checked = [dict(tokenizer(*one, truncation=cut, max_length=rows.length)) for one in given]
         return cls(task, folder, model, tokenizer, rows, checked, calibration, data, judged)
@@ -124,14 +142,22 @@ class HeadModel:
         return check.Metric(*of, values[0][name], values[1][name], drop)
 
     def write(self, folder: Path) -> Mapping[str, Any]:
-        """Write the tokenizer and how `whet predict` reads texts; return arguments of the tokenizer, and the labels."""
+        """Write the tokenizer and how `whet predict` reads texts; return what the script reads.
+
+        Raises ConfigError if the rows of the script would not be those of `whet predict`.
+        """
         save_processing(self.tokenizer, folder)
         if self.task.head is heads.TOKEN_CLASSIFICATION:
             file = folder / "tokenizer.json"
-            output_files.write_text(file, with_spaces(self.tokenizer.backend_tokenizer).to_str(pretty=True))
+            output_files.write_text(file, word_rows.with_spaces(self.tokenizer.backend_tokenizer).to_str(pretty=True))
         reading = _reading(self.task.name, self.data.settings, self.rows.length)
         output_files.write_json(folder / NAME, reading, indent=2, on_error="stop")
-        return _serving(self.task.head.auto, reading, self.tokenizer, self.config) | {"outputs": [*self.compared]}
+        serving = _serving(self.task.head.auto, reading, self.tokenizer, self.config) | {"outputs": [*self.compared]}
+        texts = self.rows.made_up_texts(self.module.get_input_embeddings().weight.shape[0], check.N_ROWS)
+        texts += [" ".join(texts), " ".join(self.tokenizer.all_special_tokens)]
+        read = _read_by_whet(self.task.head.auto, reading, self.tokenizer, texts, folder.parent / "rows")
+        require_same_rows(read, folder, serving, by="whet predict")
+        return serving
 
 
 def _merged(asked: ExportArguments, work: Path) -> str:
@@ -203,7 +229,7 @@ def _spec_of(engine: Engine, model: Any) -> Any:
 def _reading(task: str, settings: Any, length: int) -> dict[str, Any]:
     """Return how the model reads its input, for `whet predict` of the export."""
     names = ("text_column_names", "text_pair_column_names", "text_column_delimiter", "text_column_name", "doc_stride",
-             "window_pooling", "threshold", "version_2_with_negative")  # fmt: skip
+             "window_pooling", "threshold", *DecodeOptions.__dataclass_fields__)  # fmt: skip
     return {"task": task, "max_seq_length": length} | {
         name: getattr(settings, name) for name in names if hasattr(settings, name)
     }
@@ -211,20 +237,61 @@ def _reading(task: str, settings: Any, length: int) -> dict[str, Any]:
 
 def _serving(head: str, reading: Mapping[str, Any], tokenizer: Any, config: Any) -> dict[str, Any]:
     """Return what the script reads: arguments of the tokenizer, and how logits become answers."""
+    length, stride = reading["max_seq_length"], reading.get("doc_stride")
     from_left = tokenizer.padding_side == "left"  # whet qa then puts the context first
-    second = "only_first" if from_left else "only_second"
+    options = text_rows.RowOptions(max_seq_length=length, doc_stride=stride)
+    cut, cut_pair = (text_rows.truncation(options, tokenizer, pairs=pairs) for pairs in (False, True))
+    if head == heads.QUESTION_ANSWERING.auto:
+        cut_pair |= {"strategy": "only_first" if from_left else "only_second"}
+    elif head == heads.TOKEN_CLASSIFICATION.auto:
+        cut = word_rows.truncation(tokenizer, length, stride)
+    decode = {name: reading.get(name, usual) for name, usual in asdict(DecodeOptions()).items()}
     return {
         "padding": padding_of(tokenizer),
-        "truncation": {
-            "max_length": reading["max_seq_length"], "stride": reading.get("doc_stride") or 0,
-            "strategy": second if head == heads.QUESTION_ANSWERING.auto else "longest_first",
-            "direction": tokenizer.truncation_side,
-        },
+        "truncation": cut,
+        "pair_truncation": cut_pair,
         "context_first": from_left,
-        "windows": reading.get("doc_stride") is not None,
+        "windows": stride is not None,
         "pooling": reading.get("window_pooling", "mean"),
         "threshold": reading.get("threshold", 0.5),
-        "no_answer": bool(reading.get("version_2_with_negative", False)),
+        "no_answer": decode.pop("version_2_with_negative"),
+        **decode,
         "labels": [str(config.id2label[n]) for n in range(config.num_labels)],
         "kind": config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification"),
     }  # fmt: skip
+
+
+def _read_by_whet(
+    head: str, reading: Mapping[str, Any], tokenizer: Any, texts: Sequence[str], cache: Path
+) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
+    """Yield these texts, alone or after a short one, with the rows that `whet predict` makes of each.
+
+    Lengths that it refuses have no rows.
+    """
+    length, stride, first = reading["max_seq_length"], reading.get("doc_stride"), ["a"] * len(texts)
+    given: list[tuple[Any, ...]] = [*zip(first, texts, strict=True)]
+    if head == heads.TOKEN_CLASSIFICATION.auto:
+        sentences = [words for text in texts if (words := text.split())]
+        found = word_rows.WordRowMaker(tokenizer, length, Cache(rows="rows", folder=cache), stride).rows(sentences)
+        yield from _of_texts([(words,) for words in sentences], found.rows, found.text_of)
+    elif head == heads.QUESTION_ANSWERING.auto:
+        asked = Questions(first, first, [Answers()] * len(texts), np.arange(len(texts)), texts)
+        with suppress(WhetError):
+            options = WindowOptions(max_seq_length=length, doc_stride=reading["doc_stride"], with_labels=False)
+            windows = make_windows(asked, tokenizer, options)
+            from_left = tokenizer.padding_side == "left"
+            given = [pair[::-1] for pair in given] if from_left else given
+            yield from _of_texts(given, windows.rows, windows.question_of)
+    else:
+        options = text_rows.RowOptions(max_seq_length=length, doc_stride=stride)
+        alone = text_rows.make_rows(texts, None, tokenizer, options)
+        yield from _of_texts([(text,) for text in texts], alone.rows, alone.text_of)
+        with suppress(WhetError):
+            pairs = text_rows.make_rows(first, texts, tokenizer, options)
+            yield from _of_texts(given, pairs.rows, pairs.text_of)
+
+
+def _of_texts(given: Sequence[tuple[Any, ...]], rows: Any, text_of: np.ndarray) -> Iterator[tuple[Any, list[Row]]]:
+    """Yield each text with its rows."""
+    for n, one in enumerate(given):
+        yield one, [rows[place] for place in np.flatnonzero(text_of == n).tolist()]

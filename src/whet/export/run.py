@@ -27,7 +27,7 @@ from torch import Tensor
 from whet import console, json_output, log, tasks
 from whet.errors import ConfigError, escape_controls
 from whet.export import check, graph, int8
-from whet.export.arguments import ExportArguments
+from whet.export.arguments import ExportArguments, needs_texts
 from whet.export.head_model import HeadModel
 from whet.export.subject import Arrays, Subject
 from whet.hardware import cpu
@@ -182,6 +182,11 @@ def _export(asked: ExportArguments, task: Task, work: Path, output: Path) -> lis
     """Fill the folder `export` of `work`; return the lines that say what was measured."""
     _say("reads the model and the rows to check it with")
     subject = _subject(asked, task, work)
+    data = subject.data
+    used = data.validation or data.train, data.train if needs_texts(asked) else None
+    for path in dict.fromkeys(one for one in used if one is not None):
+        shown = str(Path(path).absolute()) if Path(path).exists() else path  # or the name of a data set of the hub
+        _say(f"takes examples from {escape_controls(shown)}")
     rows, checked = subject.rows, subject.checked
     timed = rows.batches(checked, _SPEED_ROWS, asked.per_device_eval_batch_size)
     plain = partial(_outputs, subject)
@@ -361,12 +366,14 @@ _OPENVINO_LINES = (
     ("import onnxruntime\n", "import openvino\n"),
     (
         'onnxruntime.InferenceSession(FOLDER / "model.onnx")',
-        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
+        'openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})\n'
+        "GRAPH_LOCK = Lock()",
     ),
     ("[one.name for one in GRAPH.get_inputs()]", "[one.get_any_name() for one in GRAPH.inputs]"),
     (
         'return GRAPH.run(HOW["outputs"], feed)',
-        'found = GRAPH(feed)\n    return [found[name] for name in HOW["outputs"]]',
+        "with GRAPH_LOCK:  # it computes one feed at a time\n        found = GRAPH(feed)\n"
+        '        return [found[name] for name in HOW["outputs"]]',
     ),
 )
 """What differs where OpenVINO runs the graph."""

@@ -11,16 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
-from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding
+from whet.export.subject import (
+    Arrays,
+    Data,
+    Row,
+    Rows,
+    inputs_of,
+    padding_of,
+    require_padding,
+    require_same_rows,
+)
 from whet.jobs.predict.trained import NAME, read_reading
 from whet.jobs.task import Task
 from whet.jobs.tokenising.encode import row_length
+from whet.jobs.tokenising.rows import RowOptions, truncation
 from whet.models.loading.load import max_positions
 from whet.models.loading.quiet import quiet
 from whet.tasks.embed.folders import Kind
@@ -174,38 +183,21 @@ class SentenceModel:
         """
         with quiet():
             self.model.save_pretrained(str(folder), create_model_card=False)
-        for path in folder.glob("model*.safetensors*"):
-            path.unlink()  # the graph has them
+        for path in (*folder.glob("model*.safetensors*"), *folder.glob("adapter_*")):
+            path.unlink()  # the graph has them, an adapter among them
         output_files.write_json(folder / NAME, {**self.reading, "task": self.task.name}, indent=2, on_error="stop")
+        cut = truncation(RowOptions(max_seq_length=self.rows.length), self.tokenizer, pairs=False)
         serving: dict[str, Any] = {
-            "outputs": _SERVED[self.task.name],
-            "padding": padding_of(self.tokenizer),
-            "truncation": {
-                "max_length": self.rows.length, "stride": 0, "strategy": "longest_first",
-                "direction": self.tokenizer.truncation_side,
-            },
+            "outputs": _SERVED[self.task.name], "padding": padding_of(self.tokenizer), "truncation": cut,
+            "pair_truncation": cut, "windows": False,
         }  # fmt: skip
         if self.task.name == "embed":
             query, document, other = prompts_of(self.model)
             serving["prompts"] = {**self.model.prompts, "query": query, "document": document}
             serving["prompt"] = other
-        self._require_same_tokens(folder, serving)
+        read = [((one.text, one.other), [row]) for one, row in zip(self.texts, self.checked, strict=True)]
+        require_same_rows(read, folder, serving, by="sentence-transformers")
         return serving
-
-    def _require_same_tokens(self, folder: Path, serving: Mapping[str, Any]) -> None:
-        tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokens.enable_padding(**serving["padding"])
-        tokens.enable_truncation(**serving["truncation"])
-        for text, row in zip(self.texts, self.checked, strict=True):
-            found = tokens.encode(text.text, text.other)
-            wanted = [*row["input_ids"]], [*row.get("token_type_ids", found.type_ids)]
-            if (found.ids, found.type_ids) != wanted:
-                raise ConfigError(
-                    what="the script of the export would read texts otherwise than the model",
-                    got=f"{text.text[:60]!r}: {len(found.ids)} tokens, the model's are {len(wanted[0])}",
-                    why="sentence-transformers does more to them here than the tokenizer's own file says",
-                    fix="serve the folder of the model with sentence-transformers",
-                )
 
 
 def _value(evaluator: Any, metric: str, model: Any) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from whet import tasks
@@ -24,6 +25,7 @@ from whet.jobs.fields import JobFields
 from whet.jobs.predict.trained import read_reading
 from whet.jobs.task import Task
 from whet.models.loading.adapter import file_of_run
+from whet.models.loading.tokenizer_check import rust_errors
 from whet.report import runs
 from whet.watch import printing
 
@@ -34,6 +36,8 @@ _OF_DATA = (
     *("train_file", "validation_file"),
 )
 """Settings of a run that say where its data is."""
+_PATHS = ("train_file", "validation_file", "cache_dir")
+"""Those of them that are paths."""
 _OF_TRAINING = ("ignore_mismatched_sizes", "do_regression", "problem_type", "metric_name", "shuffle_train_dataset",
                 "shuffle_seed", "label_all_tokens", "return_entity_level_metrics", "loss", "batch_sampler",
                 "mini_batch_size", "mini_batch_num_tokens", "matryoshka_dims", "pooling_mode", "query_prompt",
@@ -95,6 +99,11 @@ class Subject(Protocol):
     @property
     def kind(self) -> check.Kind:
         """What these are."""
+        ...
+
+    @property
+    def data(self) -> Data:
+        """Where the examples are."""
         ...
 
     @property
@@ -184,6 +193,34 @@ def padding_of(tokenizer: Any) -> dict[str, Any]:
         "direction": tokenizer.padding_side, "pad_id": tokenizer.pad_token_id or 0,
         "pad_type_id": tokenizer.pad_token_type_id, "pad_token": tokenizer.pad_token or "",
     }  # fmt: skip
+
+
+def require_same_rows(
+    read: Iterable[tuple[tuple[Any, ...], Sequence[Row]]], folder: Path, serving: Mapping[str, Any], by: str
+) -> None:
+    """Raise ConfigError if the script in the folder would make other rows of texts than these.
+
+    `read` has a text, or a text and its pair, each with its rows as `by` has made them; `serving` is what the script
+    reads, whose function `windows_of` does the same.
+    """
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens.no_padding()
+    for given, rows in read:
+        shown = f"{given[0]!r:.60}"
+        tokens.enable_truncation(**serving["pair_truncation" if given[1:] not in ((), (None,)) else "truncation"])
+        with rust_errors(shown):
+            first = tokens.encode(*given, is_pretokenized=not isinstance(given[0], str))
+        windows = [first, *first.overflowing] if serving["windows"] else [first]
+        found = [(one.ids, one.type_ids) for one in windows]
+        wanted = [[*row["input_ids"]] for row in rows]
+        types = [[*row["token_type_ids"]] for row in rows if "token_type_ids" in row]
+        if [ids for ids, _ in found] != wanted or (types and [of for _, of in found] != types):
+            raise ConfigError(
+                what="the script of the export would read texts otherwise than the model",
+                got=f"{shown}: {[*map(len, (ids for ids, _ in found))]} tokens, the model's are {[*map(len, wanted)]}",
+                why=f"{by} does more to them here than the tokenizer's own file says",
+                fix=f"serve the folder of the model with {by}",
+            )
 
 
 # ---- the data ----
@@ -278,11 +315,21 @@ class Data:
 
 
 def _recorded(folder: str) -> dict[str, Any]:
-    """Return the settings of the run that wrote the folder, or this checkpoint; nothing if it has left no record."""
+    """Return the settings of the run that wrote the folder, or this checkpoint; nothing if it has left no record.
+
+    Paths are relative to where the run was started, and not to where this command is; older records do not say that.
+    """
     record = file_of_run(Path(folder), RECORD_NAME)
     of_run = folder if record is None else str(record.parent)
     with suppress(WhetError):
-        return {name: entry.get("value") for name, entry in runs.read(of_run).settings.items()}
+        run = runs.read(of_run)
+        found = {name: entry.get("value") for name, entry in run.settings.items()}
+        if isinstance(start := run.begin.get("working_dir"), str):
+            for name in (*_PATHS, "dataset_name"):
+                path = Path(start, value) if isinstance(value := found.get(name), str) else None
+                if path is not None and (name in _PATHS or path.exists()):  # a data set may be a folder
+                    found[name] = str(path)
+        return found
     return {}
 
 

@@ -3,7 +3,8 @@
 `Recorder` appends the lines while the run runs, `read` and `Follower` read them; reading imports neither torch nor
 transformers. A run that resumes appends to the file. Each line has `event` and `time`, in seconds since 1970:
 
-- `begin`: the command, the settings and where each came from, the machine, the model, the data, the number of steps
+- `begin`: the command, the settings and where each came from, the folder that their paths begin at, the machine, the
+  model, the data, the number of steps
 - `step`: loss, learning rate, speed, memory, time left, and the seconds by part since the last such line: at each log
   entry, and every ten seconds
 - `forecast`, once the first steps have shown that the run lasts: its peak memory by part, its time from `begin` on, the
@@ -23,7 +24,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,13 +130,20 @@ class Progress:
 _NOTHING_YET = Progress(n_steps=0, n_rows=0, n_tokens=0, training_s=0.0, left_s=0.0)
 
 
+def _working_dir() -> str | None:
+    """Return what the relative paths of the settings begin at; None if the folder has been removed."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return None
+
+
 class Recorder:
     """Appends the lines of one run in this process. On disk errors lines are lost, after one warning."""
 
     def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
         """`facts` are those of the line `begin` that are known before the first step."""
         self._path = Path(folder).absolute() / RECORD_NAME  # the process may change its working directory
-        self._facts = {"command": None, "task": None, "data": None} | dict(facts)
+        self._facts = {"command": None, "task": None, "data": None, "working_dir": _working_dir()} | dict(facts)
         self._begun = self._warned = False
         self._last_s = time.perf_counter()
         self._began_s: float | None = None

@@ -23,7 +23,7 @@ _MOST_LINKS = 40
 """Links that Linux follows one after the other."""
 
 
-def setting_of(asked: PredictArguments, known: Mapping[str, Any], name: str, usual: Any = None) -> Any:
+def setting_of(asked: Any, known: Mapping[str, Any], name: str, usual: Any = None) -> Any:
     """Return a setting: what the command is asked for, else that of the training (`known`), else the usual value."""
     value = getattr(asked, name)
     return known.get(name, usual) if value is None else value

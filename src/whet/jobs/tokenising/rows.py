@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHORTER_TEXTS = "cut the text into several rows, or leave the row out"
-_LAYOUT = 1
+_LAYOUT = 2
 """Raise this when the same input shall give other rows, or the file looks different."""
 
 
@@ -76,6 +76,16 @@ class RowMaker:
         return TextRows(RowStore.from_arrays(arrays), arrays["text_of"], int(arrays["n_cut"][0]))
 
 
+def truncation(options: RowOptions, tokenizer: PreTrainedTokenizerBase, *, pairs: bool) -> dict[str, Any]:
+    """Return how texts, or pairs of them, are cut, as arguments of `tokenizers.Tokenizer.enable_truncation`."""
+    return {
+        "max_length": options.max_seq_length,
+        "stride": options.doc_stride or 0,
+        "strategy": "only_second" if options.doc_stride is not None and pairs else "longest_first",
+        "direction": tokenizer.truncation_side,
+    }
+
+
 def make_rows(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
@@ -91,12 +101,7 @@ def make_rows(
     check_max_length(options.max_seq_length, tokenizer)
     rust = rust_tokenizer(tokenizer)
     _check_room(rust, texts, pairs, options)
-    rust.enable_truncation(
-        options.max_seq_length,
-        stride=options.doc_stride or 0,
-        strategy="only_second" if options.doc_stride is not None and pairs is not None else "longest_first",
-        direction=tokenizer.truncation_side,
-    )
+    rust.enable_truncation(**truncation(options, tokenizer, pairs=pairs is not None))
     whole = texts if pairs is None else [first + second for first, second in zip(texts, pairs, strict=True)]
     require_memory(whole, memory.available_bytes(), fix=_SHORTER_TEXTS)
     batches = _batches(texts, pairs)
@@ -160,7 +165,8 @@ def _batches(texts: Sequence[str], pairs: Sequence[str] | None) -> list[list[Any
 def _encoded(rust: Tokenizer, batch: list[Any], *, with_windows: bool) -> _Part:
     shown = str(batch[0])[:60] if batch else ""
     with rust_errors(f"a text among these: {shown!r} ..."):
-        encodings = rust.encode_batch_fast(batch)
+        # the fast one gives later windows of a pair the token type of the first text everywhere (tokenizers 0.23)
+        encodings = rust.encode_batch(batch) if with_windows else rust.encode_batch_fast(batch)
     n_cut = sum(bool(encoding.overflowing) for encoding in encodings)
     windows = [[one, *one.overflowing] if with_windows else [one] for one in encodings]
     flat: list[Encoding] = list(chain.from_iterable(windows))

@@ -80,8 +80,7 @@ class WordRowMaker:
         check_max_length(self.max_seq_length, self.tokenizer)
         rust = with_spaces(rust_tokenizer(self.tokenizer))
         room = self._room(rust)
-        side = self.tokenizer.truncation_side if self.doc_stride is None else "right"  # windows hold everything anyway
-        rust.enable_truncation(self.max_seq_length, stride=self.doc_stride or 0, direction=side)
+        rust.enable_truncation(**truncation(self.tokenizer, self.max_seq_length, self.doc_stride))
 
         def encode(begin: int) -> list[_Window]:
             batch = [list(one) for one in sentences[begin : begin + _SENTENCES]]
@@ -120,6 +119,12 @@ class WordRowMaker:
             fix=f"use --max_seq_length {n_special + shared + 1} or more"
             + (", or a smaller --doc_stride" if shared else ""),
         )
+
+
+def truncation(tokenizer: Any, max_seq_length: int, doc_stride: int | None) -> dict[str, Any]:
+    """Return how sentences are cut, as arguments of `tokenizers.Tokenizer.enable_truncation`."""
+    side = tokenizer.truncation_side if doc_stride is None else "right"  # windows hold everything anyway
+    return {"max_length": max_seq_length, "stride": doc_stride or 0, "strategy": "longest_first", "direction": side}
 
 
 class _Window(NamedTuple):

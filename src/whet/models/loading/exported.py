@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -178,9 +179,11 @@ def _openvino(package: Any, path: Path, outputs: Sequence[str] | None) -> Callab
 
     ports = {port.get_any_name(): port for port in compiled.outputs}
     names = [*ports] if outputs is None else [*outputs]
+    lock = Lock()
 
     def compute(feed: Arrays) -> Arrays:
-        found = compiled(dict(feed))
-        return {name: found[ports[name]].copy() for name in names}
+        with lock:  # the compiled model has one request, and other threads would change its inputs
+            found = compiled(dict(feed))
+            return {name: found[ports[name]].copy() for name in names}
 
     return compute

@@ -116,20 +116,21 @@ class AskArguments:
     """UTF-8 text file that contains the answer. - reads standard input."""
     question: Sequence[str] | str = field(default=(), metadata={"required": True, "kind": tuple[str, ...]})
     """The question. Repeat the flag to ask more questions about the same text."""
-    max_seq_length: int = 384
-    """Longest row in tokens, question and text together. Longer texts are cut into overlapping windows."""
-    doc_stride: int = 128
-    """Tokens that two neighbouring windows share."""
+    max_seq_length: int | None = None
+    """Longest row in tokens, question and text together. Longer texts are cut into overlapping windows. null: as in the
+    training, else 384."""
+    doc_stride: int | None = None
+    """Tokens that two neighbouring windows share. null: as in the training, else 128."""
 
     version_2_with_negative: bool = False
     """Allow "no answer" as the answer. For models trained with such questions, as in SQuAD v2.0."""
-    null_score_diff_threshold: float = 0.0
+    null_score_diff_threshold: float | None = None
     """Answer nothing if "no answer" scores higher than the best answer by more than this. Higher answers more often.
-    Needs version_2_with_negative."""
+    Needs version_2_with_negative. null: as in the training, else 0."""
     n_best: int = 3
     """Answers to show for each question, best first."""
-    max_answer_length: int = 30
-    """Longest answer in tokens."""
+    max_answer_length: int | None = None
+    """Longest answer in tokens. null: as in the training, else 30."""
 
     def read_context(self) -> str:
         """Return the text that `context` names; raises DataError if it cannot be read or is blank."""

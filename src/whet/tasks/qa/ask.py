@@ -18,6 +18,7 @@ from whet.errors import escape_controls
 from whet.jobs.demo import DATA
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.predict.trained import read_reading
 from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
@@ -97,19 +98,34 @@ def show(question: str, answers: Sequence[Answer]) -> None:
 
 
 def _reader(asked: AskArguments) -> Reader:
+    found = read_reading(Path(asked.model))
+    known = found if found.get("task") == "qa" else {}
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
-    check_max_length(asked.max_seq_length, tokenizer, max_positions(model))
     return Reader(
         model=model,
         tokenizer=tokenizer,
-        windows=WindowOptions(max_seq_length=asked.max_seq_length, doc_stride=asked.doc_stride, with_labels=False),
-        decode=DecodeOptions(
-            n_best_size=max(20, asked.n_best),
+        windows=_windows(asked, known, model, tokenizer),
+        decode=DecodeOptions.trained(
+            known,
+            n_best=asked.n_best,
             max_answer_length=asked.max_answer_length,
             null_score_diff_threshold=asked.null_score_diff_threshold,
             version_2_with_negative=asked.version_2_with_negative,
         ),
     )
+
+
+_USUAL_LENGTH, _USUAL_STRIDE = 384, 128
+
+
+def _windows(
+    asked: AskArguments | PredictArguments, known: Mapping[str, Any], model: Any, tokenizer: Any
+) -> WindowOptions:
+    """Return how texts are cut: as asked for, else as in the training (`known`); ConfigError if rows are too long."""
+    length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    stride = outputs.setting_of(asked, known, "doc_stride", _USUAL_STRIDE)
+    return WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
 
 
 def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: str) -> list[Answer]:
@@ -131,9 +147,6 @@ def show_demo(qa: QaArguments, job: TaskRun, metrics: Mapping[str, float]) -> No
     print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
 
 
-_USUAL_LENGTH, _USUAL_STRIDE = 384, 128
-
-
 def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     """Write the best answers to every question in the file; return the exit code."""
     questions = read_questions(
@@ -145,15 +158,12 @@ def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     )
     questions.left_out.log(asked.file, "question")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
-    length = outputs.setting_of(asked, known, "max_seq_length", _USUAL_LENGTH)
-    check_max_length(length, tokenizer, max_positions(model))
-    stride = outputs.setting_of(asked, known, "doc_stride", _USUAL_STRIDE)
-    options = WindowOptions(max_seq_length=length, doc_stride=stride, with_labels=False)
-    split = Split(questions, cached_windows(questions, tokenizer, options))
+    split = Split(questions, cached_windows(questions, tokenizer, _windows(asked, known, model, tokenizer)))
     engine = outputs.engine_of(asked, model, tokenizer)
     assert isinstance(engine.objective, SpanObjective)
-    decode = DecodeOptions(
-        n_best_size=max(20, asked.top_k),
+    decode = DecodeOptions.trained(
+        known,
+        n_best=asked.top_k,
         version_2_with_negative=outputs.setting_of(asked, known, "version_2_with_negative", False),
     )
     found = answers_of(engine.objective, engine.forward_batches(split.rows), split, decode)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -193,6 +194,16 @@ class DecodeOptions:
     def of(cls, qa: QaArguments) -> DecodeOptions:
         """Return what the options of a run say."""
         return cls(**{name: getattr(qa, name) for name in cls.__dataclass_fields__})
+
+    @classmethod
+    def trained(cls, known: Mapping[str, Any], *, n_best: int, **asked: Any) -> DecodeOptions:
+        """Return what was asked for, unless it is None, else what the training has left (`known`), else the defaults.
+
+        So many answers are kept at least.
+        """
+        values = {name: known[name] for name in cls.__dataclass_fields__ if name in known}
+        found = cls(**values | {name: value for name, value in asked.items() if value is not None})
+        return replace(found, n_best_size=max(found.n_best_size, n_best))
 
 
 def decode(questions: Questions, windows: Windows, scores: SpanScores, options: DecodeOptions) -> Predictions:

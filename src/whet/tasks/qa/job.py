@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -52,8 +53,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
         objective=lambda ready: taught_by(ready, qa, QUESTION_ANSWERING, pairs=True),
     )
     _require_works(engine, next(iter(splits.values())))
-    reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
-    reading |= {"version_2_with_negative": qa.version_2_with_negative}
+    reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride, **asdict(DecodeOptions.of(qa))}
     return TaskRun(engine, args, parts, pipeline_tag="question-answering", reading=reading, asked=qa)
 
 
