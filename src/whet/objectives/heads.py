@@ -38,8 +38,9 @@ def reads(model: nn.Module) -> Reads | None:
     """
     base: Any = unwrapped(model)
     found = reads_beside(base)
-    encoder = base.base_model
-    return None if found is None or "forward" in vars(encoder) or has_hooks(encoder) else found
+    if found is None:
+        return None
+    return None if "forward" in vars(base.base_model) or has_hooks(base.base_model) else found
 
 
 def reads_beside(model: nn.Module) -> Reads | None:
