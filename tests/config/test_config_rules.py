@@ -105,7 +105,7 @@ _QA = {
     "experts_are_asked_for": {"moe_top_k": 2},
     "max_seq_length_at_least_1": {"max_seq_length": 0, "doc_stride": -1},
     "doc_stride_at_least_0": {"doc_stride": -1},
-    "windows_move_on": {"doc_stride": 384},
+    "windows_move_on": {"max_seq_length": 384, "doc_stride": 384},
     "max_answer_length_at_least_1": {"max_answer_length": 0},
     "threshold_is_read": {"null_score_diff_threshold": 0.5},
     "n_best_size_at_least_1": {"n_best_size": 0},
