@@ -15,16 +15,7 @@ from whet.engine.engine import Engine
 from whet.errors import ConfigError, WhetError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
-from whet.export.subject import (
-    Arrays,
-    Data,
-    Row,
-    Rows,
-    inputs_of,
-    padding_of,
-    require_padding,
-    require_same_rows,
-)
+from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding, require_same_rows
 from whet.jobs.lora.merge import write_merged
 from whet.jobs.predict.trained import NAME
 from whet.jobs.task import Task

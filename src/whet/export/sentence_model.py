@@ -16,16 +16,7 @@ from torch import Tensor, nn
 from whet.errors import ConfigError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
-from whet.export.subject import (
-    Arrays,
-    Data,
-    Row,
-    Rows,
-    inputs_of,
-    padding_of,
-    require_padding,
-    require_same_rows,
-)
+from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding, require_same_rows
 from whet.jobs.predict.trained import NAME, read_reading
 from whet.jobs.task import Task
 from whet.jobs.tokenising.encode import row_length
