@@ -1,14 +1,14 @@
 """What `--auto` takes, next to twelve settings picked by hand, under a limit that kills what needs more memory.
 
-    python benchmarks/plan/auto.py                                       # 6 jobs, about an hour on two cores
+    python benchmarks/plan/auto.py                                       # 6 jobs: hours on two cores
     python benchmarks/plan/auto.py --jobs minilm-classify --settings 4   # one job next to four settings: minutes
 
 The models have random weights and a vocabulary of made-up words, so that nothing is downloaded. Every run is a command
-of its own, under RLIMIT_AS: what torch maps when it starts, and the room that the job names. The time of a step is the
-mean from the third step to the last, on the same rows for all. Each setting runs several times, in turn with the
-others; then `--auto` and the fastest by hand run again in turn, and the median of these counts, since the fastest of
-twelve is also the one with the most luck. Trials of `--auto` do not count: its first run makes them, the others take
-the choice.
+of its own. The settings run once without a limit, which tells what each of them holds. Then everything runs in a cgroup
+whose limit lies between the one that holds least and the one that holds most: the kernel ends what is above it. That
+takes root, as in a container. The time of a step is the mean from the third step to the last, on the same rows for all.
+At the end `--auto` and the fastest by hand run in turn, and the median of these counts, since the fastest of twelve is
+also the one with the most luck. Trials of `--auto` do not count: its first run makes them, the others take the choice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -31,12 +29,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import machine
+from limited import Limited
 from made_up import BERT_BASE, LLAMA, MINILM, VOCABULARY, word, write_model
 
 RESULTS = Path(__file__).with_name("auto.json")
 N_ROWS = 1200
 _FIRST = 2
 """The mean begins after this step: the first ones make the optimizer's state and fill caches."""
+_DIFFERS, _ABOVE = 1.15, 1.25
 MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "minilm": ("bert", MINILM), "bert-base": ("bert", BERT_BASE),
     "llama": ("llama", {**LLAMA, "num_hidden_layers": 12}),
@@ -45,25 +45,23 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A training: a task, a model, rows of a step, lengths in words, and what it may hold in addition to torch."""
+    """A training: a task, a model, rows of a step, and lengths in words."""
 
     name: str
     task: str
     model: str
     rows: int
     words: tuple[int, int]
-    room_gb: float
     options: tuple[str, ...] = ()
 
 
-# The room of questions, of BERT base and of adapters is between what their steps take at once and in two halves.
 JOBS = (
-    Job("minilm-classify", "classify", "minilm", 64, (8, 48), 1.6, ("--max_seq_length", "64")),
-    Job("minilm-qa", "qa", "minilm", 32, (120, 300), 2.05, ("--max_seq_length", "320", "--doc_stride", "64")),
-    Job("bert-classify", "classify", "bert-base", 32, (60, 250), 5.05, ("--max_seq_length", "256")),
-    Job("minilm-tag", "tag", "minilm", 64, (10, 60), 1.7, ("--max_seq_length", "128")),
-    Job("llama-lm", "lm", "llama", 16, (60, 300), 3.5, ("--max_length", "256")),
-    Job("llama-lora", "lm", "llama", 16, (60, 300), 2.0, ("--max_length", "256", "--lora_r", "16")),
+    Job("minilm-classify", "classify", "minilm", 64, (8, 48), ("--max_seq_length", "64")),
+    Job("minilm-qa", "qa", "minilm", 32, (120, 300), ("--max_seq_length", "320", "--doc_stride", "64")),
+    Job("bert-classify", "classify", "bert-base", 32, (60, 250), ("--max_seq_length", "256")),
+    Job("minilm-tag", "tag", "minilm", 64, (10, 60), ("--max_seq_length", "128")),
+    Job("llama-lm", "lm", "llama", 16, (60, 300), ("--max_length", "256")),
+    Job("llama-lora", "lm", "llama", 16, (60, 300), ("--max_length", "256", "--lora_r", "16")),
 )
 
 
@@ -106,7 +104,9 @@ class Line:
     step_s: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     failed: str = ""
-    """Why there is no time: the last line that the run wrote."""
+    """How the run ended early: by the kernel's signal, or the last line that it wrote."""
+    n_killed: int = 0
+    """Processes of it that the kernel has ended for want of memory, trials included."""
     final_s: list[float] = field(default_factory=list)
     """Of `--auto` and the fastest by hand: the times of the runs in which these two alone took turns."""
 
@@ -145,23 +145,25 @@ def write_rows(path: Path, job: Job) -> None:
     path.write_text("".join(json.dumps(example(n)) + "\n" for n in range(N_ROWS)), "utf-8")
 
 
-def mapped_bytes() -> int:
-    """Return what a process maps once torch has started its threads, in bytes."""
-    code = "import torch, transformers; torch.ones(1 << 20).add_(1); print(open('/proc/self/statm').read().split()[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout) * os.sysconf("SC_PAGE_SIZE")
+def limit_of(peaks: Sequence[int]) -> int:
+    """Return the limit under which the settings that hold most are ended, in bytes.
+
+    It is a third of the way from the least to the most. Where all hold nearly the same, nothing is to be told apart:
+    the limit is then above them all.
+    """
+    least, most = min(peaks), max(peaks)
+    return least + (most - least) // 3 if most > _DIFFERS * least else int(_ABOVE * most)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs a job's settings, each in a process of its own under the job's limit."""
+    """Runs a job's settings, each in a process of its own, in a cgroup where there is one."""
 
     job: Job
     folder: Path
-    limit: int
-    """On the address space, in bytes."""
     steps: int
     budget_s: float
+    cgroup: Limited | None = None
 
     def auto(self, line: Line, *, again: bool = False) -> float | None:
         """Run with `--auto`; `again`: try the settings, whatever an earlier run has found."""
@@ -184,16 +186,16 @@ class Bench:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "HF_HUB_OFFLINE": "1"}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        begun = partial(resource.setrlimit, resource.RLIMIT_AS, (self.limit, most))
+        join = self.cgroup.join if self.cgroup else None
+        n_killed = self.cgroup.n_killed if self.cgroup else 0
         with (self.folder / "output.txt").open("w") as output:
-            process = subprocess.Popen(
-                words, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=begun
-            )
+            process = subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=join)
             _, status, usage = os.wait4(process.pid, 0)
         said = (self.folder / "output.txt").read_text().strip()
+        line.n_killed += self.cgroup.n_killed - n_killed if self.cgroup else 0
         if status:
-            line.failed = said.splitlines()[-1] if said else f"status {status}"
+            ended = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else said.rpartition("\n")[2]
+            line.failed = ended or f"with status {status}"
             return None
         if "--auto" in flags and "\nauto  " in f"\n{said}":
             print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)
@@ -204,21 +206,27 @@ class Bench:
         return (times[self.steps] - times[_FIRST]) / (self.steps - _FIRST)
 
 
-def compare(bench: Bench, settings: Sequence[Setting], repeats: int, finals: int) -> list[Line]:
-    """Return what came of `--auto`, in the first line, and of each setting by hand."""
+def compare(bench: Bench, settings: Sequence[Setting], repeats: int, finals: int) -> tuple[int, list[Line]]:
+    """Return the limit in bytes and what came of `--auto`, in the first line, and of each setting by hand."""
     auto, hand = Line("--auto"), [Line(one.name) for one in settings]
-    for repeat in range(repeats):
-        auto.add(bench.auto(auto, again=repeat == 0))
-        for setting, line in zip(settings, hand, strict=True):
-            if not line.failed:
-                line.add(bench.by_hand(line, setting))
-    best = min(hand, key=lambda line: line.best_s)
-    if best.step_s and not auto.failed:
-        setting = settings[hand.index(best)]
-        for _ in range(finals):
-            auto.add(bench.auto(auto), final=True)
-            best.add(bench.by_hand(best, setting), final=True)
-    return [auto, *hand]
+    for setting, line in zip(settings, hand, strict=True):
+        if bench.by_hand(line, setting) is None:
+            raise SystemExit(f"{line.name}, without a limit, ended {line.failed}")
+    limit = limit_of([line.peak_bytes for line in hand])
+    with Limited(limit) as cgroup:
+        bench = replace(bench, cgroup=cgroup)
+        for repeat in range(repeats):
+            auto.add(bench.auto(auto, again=repeat == 0))
+            for setting, line in zip(settings, hand, strict=True):
+                if not line.failed:
+                    line.add(bench.by_hand(line, setting))
+        best = min(hand, key=lambda line: line.best_s)
+        if best.step_s and not auto.failed:
+            setting = settings[hand.index(best)]
+            for _ in range(finals):
+                auto.add(bench.auto(auto), final=True)
+                best.add(bench.by_hand(best, setting), final=True)
+    return limit, [auto, *hand]
 
 
 def main() -> None:
@@ -227,12 +235,12 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", default=[one.name for one in JOBS], choices=[one.name for one in JOBS])
     parser.add_argument("--settings", type=int, default=12, help="only so many of the twelve settings by hand")
     parser.add_argument("--steps", type=int, default=12, help="of each run")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each setting under the limit")
     parser.add_argument("--finals", type=int, default=3, help="runs of --auto and the fastest by hand, in turn")
     parser.add_argument("--budget_s", type=float, default=60.0, help="for the trials of --auto")
     parser.add_argument("--folder", type=Path, help="keep the models and the cache here")
     asked = parser.parse_args()
-    hand, base = by_hand()[: asked.settings], mapped_bytes()
+    hand = by_hand()[: asked.settings]
     with tempfile.TemporaryDirectory(prefix="whet-bench-auto-") as made:
         folder = asked.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
@@ -240,9 +248,7 @@ def main() -> None:
             if not (folder / job.model).exists():
                 make_model(folder, job.model)
             write_rows(folder / f"{job.name}.jsonl", job)
-            limit = base + int(job.room_gb * 2**30)
-            bench = Bench(job, folder, limit, asked.steps, asked.budget_s)
-            lines = compare(bench, hand, asked.repeats, asked.finals)
+            limit, lines = compare(Bench(job, folder, asked.steps, asked.budget_s), hand, asked.repeats, asked.finals)
             show(job, lines, limit)
             if len(hand) == len(by_hand()):
                 store(job, lines, limit)
@@ -266,9 +272,10 @@ def show(job: Job, lines: Sequence[Line], limit: int) -> None:
         ours, theirs = median(auto.final_s), median(rival.final_s)
         print(f"  in turn: --auto {ours:.3f} s, {rival.name} {theirs:.3f} s; ratio {ours / theirs:.2f}")
     for line in sorted(lines, key=lambda line: line.best_s):
-        taken = f"{line.best_s:8.3f} s {line.peak_bytes / 1e9:6.2f} GB" if line.step_s else f"ended: {line.failed[:60]}"
-        print(f"  {line.name:<40}{taken}", flush=True)
-    print(f"  limit on the address space: {limit / 1e9:.2f} GB", flush=True)
+        taken = f"{line.best_s:8.3f} s {line.peak_bytes / 1e9:6.2f} GB" if line.step_s else f"ended {line.failed[:60]}"
+        killed = f"  ({line.n_killed} killed)" if line.n_killed else ""
+        print(f"  {line.name:<40}{taken}{killed}", flush=True)
+    print(f"  limit of the cgroup: {limit / 1e9:.2f} GB", flush=True)
 
 
 if __name__ == "__main__":

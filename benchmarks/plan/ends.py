@@ -73,7 +73,7 @@ def options(folder: Path, steps: int) -> list[str]:
         "--model_name_or_path", str(folder / "bert"), "--train_file", str(folder / "train.jsonl"),
         "--validation_file", str(folder / "validation.jsonl"), "--max_seq_length", "256", "--do_train", "--do_eval",
         "--per_device_train_batch_size", "32", "--max_steps", str(steps), "--eval_strategy", "steps", "--eval_steps",
-        each, "--save_strategy", "steps", "--save_steps", each, "--save_total_limit", "1", "--use_cpu", "--bf16",
+        each, "--save_strategy", "steps", "--save_steps", each, "--save_total_limit", "1", "--use_cpu",
         "--output_dir", str(folder / "out"), "--overwrite_output_dir",
     ]  # fmt: skip
 
@@ -91,7 +91,8 @@ def planned(folder: Path, steps: int) -> dict[str, Any]:
 def end(folder: Path, minutes: float) -> End:
     """Plan a run of so many minutes, and train it."""
     small = planned(folder, _TO_SIZE)
-    steps = max(int((minutes * 60 - small["run"]["start"]) / small["step_s"]) // _PARTS * _PARTS, _PARTS)
+    other_s = small["total_s"] - _TO_SIZE * small["step_s"]
+    steps = max(int((minutes * 60 - other_s) / small["step_s"]) // _PARTS * _PARTS, _PARTS)
     forecast_s = planned(folder, steps)["total_s"]
     print(f"{minutes:g} min: {steps:,} steps, forecast {forecast_s:,.0f} s", flush=True)
     begin_s = time.perf_counter()

@@ -143,10 +143,9 @@ def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
 RECORD = "seed_finished.json"
 _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME}
 """Files of a seed that say nothing about its model."""
-_FILES = tuple(one.file for one in SPLITS.values())
 _FREE = {
     "seeds", "report_html", "auto", "auto_budget_s", "auto_ranks", "auto_again", "token", "cache_dir",
-    "overwrite_cache", "preprocessing_num_workers", *_FILES,
+    "overwrite_cache", "preprocessing_num_workers", *(one.file for one in SPLITS.values()),
 }  # fmt: skip
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
 _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
@@ -154,11 +153,10 @@ _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 
 def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
     """Return what all seeds have in common, and a resumed run must have too."""
-    from whet.jobs.used_again import digest
+    from whet.jobs.used_again import contents
 
     task = {name: value for name, value in asdict(job).items() if name not in _FREE}
-    data = {name: digest([Path(path)]) for name in _FILES if (path := getattr(job, name))}
-    found = task | {name: getattr(args, name) for name in _LENGTH} | data
+    found = task | {name: getattr(args, name) for name in _LENGTH} | contents(job)
     return json.loads(json.dumps(found))  # in the form that the record gives back
 
 

@@ -175,7 +175,7 @@ class _Search:
 
     def _settings(self) -> dict[str, Any]:
         searched = {one.name for one in self._space}
-        found = {**printable(self._job), **printable(self._args), **_contents(self._job)}
+        found = {**printable(self._job), **printable(self._args), **used_again.contents(self._job)}
         found = {name: value for name, value in found.items() if name not in _UNLIKE | searched}
         return json.loads(json.dumps({"search": sorted(self._asked.search), **found}, default=str))
 
@@ -598,17 +598,6 @@ def _process(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs these words of whet's, and its environment, which has the secrets among them."""
     command, held = without_secrets([sys.executable, "-m", "whet", *words])
     return command, {**os.environ, **held}
-
-
-def _contents(job: JobFields) -> dict[str, str]:
-    """Return checksums of the files that the job names, and of those in the folder of a data set, by setting."""
-    named = {name: getattr(job, name) for name in options_of(type(job)) if name.endswith("_file")}
-    paths = {name: Path(text) for name, text in {**named, "dataset_name": job.dataset_name}.items() if text}
-    files = {
-        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-        for name, path in paths.items()
-    }
-    return {name: f"content {used_again.digest(some)}" for name, some in files.items() if some}
 
 
 def _forecast_s(task: str, words: Sequence[str]) -> float | None:

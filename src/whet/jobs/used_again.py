@@ -14,6 +14,8 @@ import xxhash
 
 from whet import report
 from whet.config.ranks import here
+from whet.config.settings import options_of
+from whet.jobs.fields import JobFields
 from whet.watch import results
 from whet.watch.events import FirstStep
 
@@ -62,7 +64,18 @@ def forget(folder: Path) -> None:
     report.remove(folder)
 
 
-def digest(paths: list[Path]) -> str:
+def contents(job: JobFields) -> dict[str, str]:
+    """Return checksums of the files that a job names, and of those in the folder of a data set, by setting."""
+    named = {name: getattr(job, name) for name in options_of(type(job)) if name.endswith("_file")}
+    paths = {name: Path(text) for name, text in {**named, "dataset_name": job.dataset_name}.items() if text}
+    files = {
+        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        for name, path in paths.items()
+    }
+    return {name: f"content {_digest(some)}" for name, some in files.items() if some}
+
+
+def _digest(paths: list[Path]) -> str:
     """Return a checksum of the content of these files."""
     found = xxhash.xxh3_128()
     for path in paths:
@@ -82,7 +95,7 @@ def checksum_in(folder: Path) -> str | None:
     if not here().is_first:
         return None
     weights = _weights_in(folder)
-    return digest(weights) if weights else None
+    return _digest(weights) if weights else None
 
 
 def _weights_in(folder: Path) -> list[Path]:
