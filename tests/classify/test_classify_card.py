@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -79,6 +80,29 @@ def test_card_of_a_model_on_a_trained_one_names_the_first_base(
     for folder in ("first", "second"):
         assert ModelCard.load(tmp_path / folder / "README.md").data.base_model == "someone/tiny-encoder"
     assert "--model_name_or_path someone/tiny-encoder" in (tmp_path / "first" / "README.md").read_text()
+
+
+def test_folders_of_this_machine_are_not_named_in_what_is_uploaded(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    """The hub refuses such names in the metadata of a card."""
+    base = Path(shutil.copytree(sentence_encoder, tmp_path / "base"))
+    (base / "README.md").write_text(f"---\nbase_model: {sentence_encoder}\nlicense: mit\n---\n", "utf-8")
+    data = tmp_path / "private-folder" / "topics"
+    data.mkdir(parents=True)
+    for split in ("train", "validation"):
+        shutil.copy(topics, data / f"{split}.csv")
+    line = words("classify", base, tmp_path / "out", "--do_train", "--do_eval", "--push_to_hub", hub_strategy="end",
+                 dataset_name=data, max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    text = hub.repositories["me/out"]["README.md"].decode()
+    assert str(tmp_path) not in text
+    assert "private-folder" not in text
+    assert str(sentence_encoder) not in text
+    card = ModelCard(text)
+    assert "fine-tuned on `topics`" in card.text
+    assert (card.data.datasets, card.data.base_model, card.data.license) == (None, None, "mit")
+    assert {(one.dataset_name, one.dataset_type) for one in card.data.eval_results} == {("topics", "file")}
 
 
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])

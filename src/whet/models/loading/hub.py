@@ -43,6 +43,11 @@ def missing_folder(name: str, flag: str) -> Problem | None:
     )
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether this is a name that the hub could have, and not that of a file or folder of this machine."""
+    return bool(_HUB_NAME.fullmatch(name)) and not os.path.lexists(name)
+
+
 def local_folder(name: str, part: str, *, cache_dir: str | None, revision: str, token: str | None) -> Path:
     """Return the folder with the files of this part: model, tokenizer or config. Of the hub, no .bin and no .py comes.
 
