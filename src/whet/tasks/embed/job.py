@@ -27,6 +27,7 @@ from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
 from whet.hf.trainer import Trainer
+from whet.jobs import hub_upload
 from whet.jobs.judging import write
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
@@ -655,12 +656,15 @@ class PairRun:
     metrics: dict[str, Any] = field(default_factory=dict)
     worst: Sequence[str] = ()
     _recorder: record.Recorder | None = None
+    upload: hub_upload.Upload | None = None
+    """What uploads its checkpoints, and the trained model after it."""
     """Of a run that only judges."""
     _files: Sequence[str] = ()
     """What was written of the examples of the validation split."""
 
-    def uploads_by(self, upload: Any) -> None:
-        """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
+    def uploads_by(self, upload: hub_upload.Upload) -> None:
+        """Have each checkpoint handed to this Upload."""
+        self.upload = upload
         self.trainer.add_callback(_Uploads(upload))
 
     def run(self) -> dict[str, Any]:
@@ -734,8 +738,9 @@ class PairRun:
         self._record("train", metrics | {"train_samples": len(self.examples["train"])})
         self.trainer.save_state()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
-        stop.record_progress(f"the trained model is in {self.args.output_dir}", do_train=False,
-                             model_name_or_path=self.args.output_dir)  # fmt: skip
+        folder = self.args.output_dir
+        again = {"do_train": False, "model_name_or_path": folder, **hub_upload.switched_off(self.args)}
+        stop.record_progress(hub_upload.trained_in(folder, self.upload), **(again if self.args.do_eval else {}))
 
     def _record(self, split: str, metrics: dict[str, Any]) -> None:
         prefix = SPLITS[split].prefix
