@@ -281,11 +281,12 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], found: Sequence[
     folder = Path(args.output_dir)
     results.forget(folder, says=False)
     output_files.copy_model(folder / f"seed-{best.seed}", folder, leave_out=_OWN)
-    spread = {
-        f"{metric}_{word}": of([one.metrics[metric] for one in found])
-        for metric in _judged(found)
-        for word, of in (("mean", fmean), ("std", stdev))  # of a sample, as five seeds are one
-    }
+    spread: dict[str, float] = {}
+    for metric in _judged(found):
+        values = [one.metrics[metric] for one in found]
+        is_finite = all(map(math.isfinite, values))
+        spread[f"{metric}_mean"] = fmean(values) if is_finite else math.nan
+        spread[f"{metric}_std"] = stdev(values) if is_finite else math.nan  # of a sample, as five seeds are one
     metrics = dict(best.metrics) | spread | {"seeds": len(found), "best_seed": best.seed}
     with run_log.written_to(folder):
         _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in found}, name)
