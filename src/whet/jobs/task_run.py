@@ -130,7 +130,7 @@ class TaskRun:
         engine, args = self.engine, self.args
         if not args.should_save:
             return nullcontext()
-        is_other = not args.do_train and self._before.judging(self.asked.model_name_or_path)
+        is_other = not args.do_train and self._before.judging(self.asked)
         more = {record.OTHER_MODEL: True} if is_other else {}
         recorder = record.Recorder(args.output_dir, {**self._facts, **more})
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))

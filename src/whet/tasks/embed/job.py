@@ -531,7 +531,7 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
+    return PairRun(trainer, args, examples, job, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
 
 
 def _reading(train: Pairs | None) -> dict[str, Any]:
@@ -645,6 +645,7 @@ class PairRun:
     args: TrainingArguments
     examples: Mapping[str, Pairs]
     """By split."""
+    asked: PairFields
     judge: PairJudge | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the record of the run begins with."""
@@ -655,9 +656,9 @@ class PairRun:
     after: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     worst: Sequence[str] = ()
-    _recorder: record.Recorder | None = None
     upload: hub_upload.Upload | None = None
     """What uploads its checkpoints, and the trained model after it."""
+    _recorder: record.Recorder | None = None
     """Of a run that only judges."""
     _files: Sequence[str] = ()
     """What was written of the examples of the validation split."""
@@ -683,7 +684,7 @@ class PairRun:
         if self.args.do_train or not self.args.should_save:
             yield
             return
-        is_other = self._before.judging(self.facts["model"]["name"])
+        is_other = self._before.judging(self.asked)
         more = {record.OTHER_MODEL: True} if is_other else {}
         self._recorder = record.Recorder(self.args.output_dir, {**self.facts, "machine": record.machine(), **more})
         with self._recorder.ends(self.metrics):
