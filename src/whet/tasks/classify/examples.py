@@ -455,8 +455,12 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
 
 
 def labels_told_apart(examples: Examples, scheme: Scheme) -> Sequence[str]:
-    """Return the labels that the examples have, or those that the data names."""
-    return scheme.names if examples.label_order else sorted({text_of(label) for label in examples.labels or ()})
+    """Return the labels that the examples have, or those that the data names; of several for each text, the lists."""
+    if scheme.names and examples.label_order:
+        return scheme.names
+    several = scheme.kind == "multi_label_classification"
+    found = (sorted({text_of(one) for one in as_list(label)}) if several else label for label in examples.labels or ())
+    return sorted({text_of(label) for label in found})
 
 
 def scheme_of_config(config: Any) -> Scheme:

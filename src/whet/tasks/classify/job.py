@@ -125,10 +125,10 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
         return known
     if job.problem_type is None and job.do_regression is None:
         require_clear(examples["train"])
-    kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
-    scheme = scheme_of(examples["train"], kind)
-    if kind == "single_label_classification":
-        train = examples["train"]
+    train = examples["train"]
+    kind, why = kind_of(train, job.problem_type, job.do_regression)
+    scheme = scheme_of(train, kind)
+    if kind != "regression":
         require_several(
             labels_told_apart(train, scheme), train.source, train.columns.label, of="examples", kind="label",
             more="examples of other labels",
