@@ -8,11 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from huggingface_hub import RepoCard
 
 TOKEN = "hf_" + "a" * 34
 
@@ -45,6 +48,14 @@ class Hub:
                 files[value["path"]] = self.objects[value["oid"]]
             elif line["key"] == "deletedFile":
                 files.pop(value["path"], None)
+
+
+def _odd_names(card: str) -> list[str]:
+    """The data sets and base models of a card which the hub refuses."""
+    data = RepoCard(card, ignore_metadata_errors=True).data.to_dict()
+    bases = data.get("base_model", [])
+    named = [*data.get("datasets", []), *(bases if isinstance(bases, list) else [bases])]
+    return [one for one in named if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", one)]
 
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -110,7 +121,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 hub.repositories.setdefault(name, {})
                 self._answer({"url": f"{hub.url}/{name}"}, 200 if is_new else 409)
             elif path == "/api/validate-yaml":
-                self._answer({"errors": [], "warnings": []})
+                odd = _odd_names(json.loads(content)["content"])
+                errors = [{"message": f"{one} is no name of the hub"} for one in odd]
+                self._answer({"errors": errors, "warnings": []})
             elif "/preupload/" in path:
                 files = json.loads(content)["files"]
                 modes = [

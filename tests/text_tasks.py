@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import normalizers, pre_tokenizers
 from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -75,6 +77,17 @@ def words(command: str, model: Path, output: Path, *flags: str, **options: Any) 
         "learning_rate": 3e-3, "use_cpu": "true", "save_strategy": "no", "report_to": "none", "precision": "fp32",
     }  # fmt: skip
     return [command, *flags, *(str(word) for name, value in (usual | options).items() for word in (f"--{name}", value))]
+
+
+def overflowing(model: Path, folder: Path) -> Path:
+    """Copy a model, with norms whose weights are finite and whose results are not."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("LayerNorm.weight"):
+            weight.fill_(3e38)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def load(folder: Path, name: str) -> Any:

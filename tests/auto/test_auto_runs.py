@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,13 +19,17 @@ import pytest
 from safetensors.torch import load_file
 
 from forked_starts import STARTS
+from stop_at import stop_at
 from text_tasks import examples, load_lines, topic_rows, words, write_csv
 from whet.cli.commands import command
 from whet.cli.main import run
 from whet.config.command_line import load as load_settings
+from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.hardware import cpu
+from whet.jobs import model_card
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast
+from whet.watch import stop
 
 ROUNDING = 1e-6
 """Of a weight after a few steps, whose gradients are summed in another order."""
@@ -208,6 +213,23 @@ def test_a_resumed_run_is_split_as_the_one_that_stopped(encoder: Path, rows: Pat
     assert second["resumed_from"] == 2
     found = weights(out)
     assert all(bool((found[name] == complete[name]).all()) for name in complete)
+
+
+def test_a_run_stopped_after_its_training_is_evaluated_without_trials(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, options = tmp_path / "out", {"validation_file": rows, "auto_ranks": 1, "auto_budget_s": 50}
+    given = asked("classify", encoder, out, "--auto", "--do_eval", **options)
+    keep(Candidate(rows=3, batches=2), given)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, model_card, "write", 1)
+        assert run(given) == EXIT_STOPPED_AND_SAVED
+    stop.restore()
+    said = capsys.readouterr().err
+    assert "--auto false" in said
+    again = next(line for line in said.splitlines() if line.startswith("whet classify"))
+    assert run(shlex.split(again)[1:]) == 0
+    assert json.loads((out / "eval_results.json").read_text("utf-8"))["eval_samples"] == len(topic_rows())
 
 
 @pytest.mark.slow

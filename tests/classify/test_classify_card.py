@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,10 +17,13 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 import hub_server
+from stop_at import stop_at
 from text_tasks import topic_rows, words, write_csv
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG, EXIT_IO
+from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_STOPPED_AND_SAVED
+from whet.jobs import model_card
 from whet.models.loading import hub as hub_names
+from whet.watch import stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, about the hub's client
 TRAINED = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "whet_task.json", "README.md"}
@@ -81,6 +89,29 @@ def test_card_of_a_model_on_a_trained_one_names_the_first_base(
     assert "--model_name_or_path someone/tiny-encoder" in (tmp_path / "first" / "README.md").read_text()
 
 
+def test_folders_of_this_machine_are_not_named_in_what_is_uploaded(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    """The hub refuses such names in the metadata of a card."""
+    base = Path(shutil.copytree(sentence_encoder, tmp_path / "base"))
+    (base / "README.md").write_text(f"---\nbase_model: {sentence_encoder}\nlicense: mit\n---\n", "utf-8")
+    data = tmp_path / "private-folder" / "topics"
+    data.mkdir(parents=True)
+    for split in ("train", "validation"):
+        shutil.copy(topics, data / f"{split}.csv")
+    line = words("classify", base, tmp_path / "out", "--do_train", "--do_eval", "--push_to_hub", hub_strategy="end",
+                 dataset_name=data, max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    text = hub.repositories["me/out"]["README.md"].decode()
+    assert str(tmp_path) not in text
+    assert "private-folder" not in text
+    assert str(sentence_encoder) not in text
+    card = ModelCard(text)
+    assert "fine-tuned on `topics`" in card.text
+    assert (card.data.datasets, card.data.base_model, card.data.license) == (None, None, "mit")
+    assert {(one.dataset_name, one.dataset_type) for one in card.data.eval_results} == {("topics", "file")}
+
+
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
 def test_upload_has_what_the_strategy_says(
     strategy: str, hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path,
@@ -133,8 +164,89 @@ def test_failed_upload_keeps_the_results_and_fails_the_command(
     said = " ".join(capsys.readouterr().err.split())
     assert "checkpoint-1 is not on the hub" in said
     assert "the trained model is not on the hub" in said
-    assert f"--include README.md us/answers {tmp_path / 'out'} ." in said
-    assert (tmp_path / "out" / "eval_results.json").exists()
+    assert {"eval_results.json", "report.html", "checkpoint-4"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / "out" / ".hub-upload").exists()
+    hub.refuses_commits = False
+    _upload_by_hand(hub, said.partition("fix: run: ")[2])
+    assert {*hub.repositories["us/answers"]} == TRAINED
+
+
+def _upload_by_hand(hub: hub_server.Hub, command: str) -> None:
+    """Run the printed command of the hub's own client."""
+    client, *asked = shlex.split(command)
+    program = Path(sys.executable).with_name(client)
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+                 "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # fmt: skip
+    done = subprocess.run([program, *asked], env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_stopped_after_its_training_prints_how_to_evaluate_and_how_to_upload(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flags = tmp_path / "out", ["--push_to_hub", "--hub_model_id", "us/answers", "--hub_private_repo"]
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, model_card, "write", 1)
+        line = _command(sentence_encoder, out, topics, *flags, hub_strategy="end", hub_token=hub_server.TOKEN)
+        assert run(line) == EXIT_STOPPED_AND_SAVED
+    stop.restore()
+    said = capsys.readouterr().err
+    assert not hub.repositories["us/answers"]
+    again = next(one for one in said.splitlines() if one.startswith("whet classify"))
+    assert run(shlex.split(again)[1:]) == 0
+    assert (out / "eval_results.json").exists()
+    _upload_by_hand(hub, next(one for one in said.splitlines() if "not on the hub: " in one).partition("hub: ")[2])
+    assert {*hub.repositories["us/answers"]} == TRAINED
+
+
+def test_stopped_run_without_further_work_prints_no_command(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stop_at(monkeypatch, model_card, "write", 1)
+    asked = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=topics, max_steps=1)
+    assert run(asked) == EXIT_STOPPED_AND_SAVED
+    stop.restore()
+    said = capsys.readouterr().err
+    assert "the trained model is in" in said
+    assert "continue with" not in said
+
+
+def test_checkpoint_that_cannot_be_prepared_for_its_upload_does_not_end_the_training(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".hub-upload").write_text("a file in the place of the folder", "utf-8")
+    command = _command(sentence_encoder, tmp_path / "out", topics, "--push_to_hub", "--overwrite_output_dir")
+    assert run(command) == 0
+    assert "checkpoint-1 is not on the hub" in " ".join(capsys.readouterr().err.split())
+    assert hub.messages == ["End of training"]
+
+
+def test_what_a_run_had_prepared_to_upload_does_not_stay(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links would keep a deleted checkpoint on the disk, of a run that was stopped and of one that was killed."""
+    out, staged = tmp_path / "out", tmp_path / "out" / ".hub-upload"
+    hub.may_commit.clear()
+    seen: list[bool] = []
+
+    def noticed(*_: Any) -> None:
+        seen.append(staged.exists())
+        stop._current.requested = "SIGTERM"  # as the handler does
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model_card, "write", noticed)
+        assert run(_command(sentence_encoder, out, topics, "--push_to_hub")) == EXIT_STOPPED_AND_SAVED
+    stop.restore()
+    hub.may_commit.set()
+    assert seen == [True], "the upload of a checkpoint was on its way"
+    assert not staged.exists()
+    assert "is not on the hub (" not in capsys.readouterr().err
+    (staged / "checkpoint-1").mkdir(parents=True)
+    (staged / "checkpoint-1" / "model.safetensors").write_bytes(b"killed")
+    assert run(words("classify", out, out, "--do_eval", validation_file=topics)) == 0
+    assert not staged.exists()
 
 
 @pytest.mark.parametrize("kind", ["token", "offline"])
@@ -150,6 +262,7 @@ def test_upload_that_cannot_be_is_refused_before_any_work(
     said = capsys.readouterr().err
     assert "push_to_hub cannot make its repository on the hub" in said
     assert ("hf auth login" if kind == "token" else "HF_HUB_OFFLINE is set") in said
+    assert "--include whet_task.json" in said
     assert not (tmp_path / "out").exists()
     assert not hub.repositories
 

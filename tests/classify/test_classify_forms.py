@@ -97,3 +97,11 @@ def test_form_is_refused_with_the_way_forward(tmp_path: Path, form: str) -> None
 def test_rejected_rows_can_be_left_out(tmp_path: Path) -> None:
     found = _read(tmp_path / "data", REFUSED["Prodigy, rejected rows"][0], skip_bad=True)
     assert (list(found.texts), found.left_out.kinds) == (_TEXTS[:1], {"the answer of this row is reject": 1})
+
+
+def test_an_answer_that_is_read_as_a_text_may_be_any_word(tmp_path: Path) -> None:
+    rows = "question,answer,label\nWhat did they do?,reject,good\nAnd we?,ignore,bad\n"
+    found = _read(tmp_path / "data", rows)
+    assert (list(found.pairs or ()), list(found.labels or ())) == (["reject", "ignore"], ["good", "bad"])
+    with pytest.raises(DataError, match="if Prodigy has not written the column answer, rename it"):
+        _read(tmp_path / "data", rows, Named(text="question", pair=""))

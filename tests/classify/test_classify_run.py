@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_rows_of_one_label_are_refused_though_the_file_has_others(
     asked = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=file, max_train_samples=3)
     assert run(asked) == EXIT_BAD_DATA
     assert "all examples have the same label" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("same", [[], ["bread", "cake"]])
+def test_rows_of_the_same_labels_are_refused(
+    same: list[str], sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"label": same if n % 2 else same[::-1]} for n, row in enumerate(topic_rows())]
+    file = write_lines(tmp_path / "same.jsonl", rows)
+    assert run(words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=file)) == EXIT_BAD_DATA
+    said = capsys.readouterr().err
+    assert "all examples have the same label" in said
+    assert f"got: label: {json.dumps(same)}" in said
 
 
 def test_a_head_of_another_size_is_replaced_only_on_request(

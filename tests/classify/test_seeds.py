@@ -126,6 +126,39 @@ def test_more_seeds_are_added_and_finished_ones_are_not_repeated(
     assert "learning_rate" in capsys.readouterr().err
 
 
+def test_seeds_on_changed_data_of_a_folder_do_not_resume(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        write_csv(tmp_path / "data" / f"{split}.csv", topic_rows())
+    options = {"dataset_name": tmp_path / "data", "max_steps": 2, "seeds": 2}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options)) == 0
+    again = words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options, resume_from_checkpoint="auto")
+    assert run(again) == 0
+    write_csv(tmp_path / "data" / "train.csv", topic_rows()[::-1])
+    capsys.readouterr()
+    assert run(again) == EXIT_BAD_CONFIG
+    assert "seed-42 was trained with other settings or data: dataset_name" in capsys.readouterr().err
+
+
+def test_metrics_that_are_not_finite_have_no_spread(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of the evaluation overflows, and its other metrics do not."""
+    rows = [{"text": row["text"], "label": n / 10} for n, row in enumerate(topic_rows())]
+    train = write_csv(tmp_path / "train.csv", rows)
+    file = write_csv(tmp_path / "validation.csv", [row | {"label": f"{n}.5e30"} for n, row in enumerate(rows, 1)])
+    options = {"train_file": train, "validation_file": file, "max_steps": 2, "seeds": 2}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options)) == 0
+    found = load(tmp_path / "out", "all_results.json")
+    assert found["eval_loss"] == "Infinity"
+    assert (found["eval_loss_mean"], found["eval_loss_std"]) == ("NaN", "NaN")
+    assert found["eval_pearson_std"] >= 0
+    again = words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options, resume_from_checkpoint="auto")
+    assert run(again) == 0
+
+
 def test_a_seed_whose_weights_are_gone_is_trained_again(
     sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,24 @@ def test_another_model_judged_in_the_folder_speaks_for_itself(place: Path, out: 
     assert not _kept(out, "predict_")
 
 
+def test_another_revision_of_a_model_of_the_hub_is_another_model(place: Path, out: Path, do: Do) -> None:
+    other = out.parent / "other"
+    line = words("classify", place / "model", other, "--do_train", train_file=place / "topics.csv", max_steps=3)
+    assert run(line) == 0
+    cache = out.parent / "cache" / "models--some--topics"
+    (cache / "refs").mkdir(parents=True)
+    for name, commit, model in (("main", "1" * 40, out), ("old", "2" * 40, other), ("same", "3" * 40, out)):
+        shutil.copytree(model, cache / "snapshots" / commit, ignore=shutil.ignore_patterns("checkpoint-*"))
+        (cache / "refs" / name).write_text(commit, "utf-8")
+    named = {"model": Path("some/topics"), "cache_dir": out.parent / "cache"}
+    do("--do_eval", **named, validation_file=place / "topics.csv")
+    do("--do_predict", **named, model_revision="same", test_file=place / "topics.csv")
+    assert _kept(out, "eval_accuracy", "predict_accuracy").keys() == {"eval_accuracy", "predict_accuracy"}
+    found = do("--do_predict", **named, model_revision="old", test_file=place / "topics.csv")
+    assert load(out, "all_results.json") == found["metrics"]
+    assert not _kept(out, "eval_"), "they are of another revision"
+
+
 def test_run_that_fails_after_a_step_leaves_no_old_results(place: Path, out: Path, do: Do) -> None:
     bad = write_csv(out.parent / "bad.csv", [{"text": "no label", "label": ""}])
     refused = do("--do_train", "--overwrite_output_dir", train_file=bad, code=65)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from dpo_runs import PAIRS
 
+from stop_at import stop_at
 from text_tasks import SAILING, load, words, write_lines
 from whet.cli.main import run
 from whet.engine.engine import Engine
@@ -57,18 +58,6 @@ def line(kind: str, decoder: Path, folder: Path, name: str, **more: Any) -> list
     files = dict.fromkeys(("train_file", "validation_file", "test_file"), file)
     options = usual | files | given | more
     return words("lm", decoder, folder / name, "--do_train", "--do_eval", "--do_predict", **options)
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
-    """Let a signal come with the call of this number."""
-    inner, calls = getattr(owner, name), iter(range(1, 1000))
-
-    def noticed(*given: Any, **named: Any) -> Any:
-        if next(calls) == number:
-            stop._current.requested = "SIGTERM"  # as the handler does
-        return inner(*given, **named)
-
-    monkeypatch.setattr(owner, name, noticed)
 
 
 def results(folder: Path) -> dict[str, float]:

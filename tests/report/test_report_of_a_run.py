@@ -51,8 +51,12 @@ def test_page_that_cannot_be_written_leaves_the_run_finished(
     assert "report.html was not written" in capsys.readouterr().err
 
 
-def test_seeds_are_compared_on_one_page(encoder: Path, tmp_path: Path) -> None:
+def test_seeds_are_compared_on_one_page_of_the_run_and_of_the_command(encoder: Path, tmp_path: Path) -> None:
     assert run(_words(encoder, tmp_path, seeds=2, seed=5)) == 0
-    found = Page((tmp_path / "out" / "report.html").read_text("utf-8"))
-    assert found.headings[0] == (1, "2 runs")
-    assert {"./seed-5/report.html", "./seed-6/report.html"} <= {*found.addresses}
+    path = tmp_path / "out" / "report.html"
+    for _ in range(2):
+        found = Page(path.read_text("utf-8"))
+        assert found.headings[0] == (1, "2 runs")
+        assert {"./seed-5/report.html", "./seed-6/report.html"} <= {*found.addresses}
+        path.unlink()
+        assert run(["report", str(tmp_path / "out")]) == 0

@@ -6,14 +6,17 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_qa import command, load, squad, without_answers, write_json
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from text_tasks import load_lines, topic_rows, words, write_csv, write_lines
+from text_tasks import load_lines, overflowing, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO, EXIT_NON_FINITE, NonFiniteError
+from whet.jobs.predict import outputs
+from whet.jobs.predict.arguments import PredictArguments
 
 CLOSE = 1e-4
 """Scores of whet's operators and of transformers' differ by float32 rounding, through two layers."""
@@ -76,6 +79,36 @@ def test_words_are_tagged(tagger: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "write a number, such as --text_column_names 0" in said
     assert "--label_column_name" not in said
     assert run([*asked, "--text_column_names", "0"]) == 0
+
+
+@pytest.mark.parametrize("command", ["classify", "tag"])
+def test_logits_that_are_not_finite_are_neither_predicted_nor_judged(
+    command: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: Path = request.getfixturevalue({"classify": "classifier", "tag": "tagger"}[command])
+    model = overflowing(trained, tmp_path / "model")
+    rows = {"classify": {"said": "the boat", "topic": "garden"}, "tag": {"tokens": ["the", "boat"], "tags": ["X", "X"]}}
+    file, output = write_lines(tmp_path / "rows.jsonl", [rows[command]] * 2), tmp_path / "found.jsonl"
+    columns = {"text_column_names": "said", "label_column_name": "topic"} if command == "classify" else {}
+    asked = ["predict", str(model), "--file", str(file), "--output", str(output)]
+    for line in (
+        asked,
+        [*asked, "--max_seq_length", "8", "--doc_stride", "2"],
+        words(command, model, tmp_path / "out", "--do_eval", validation_file=file, **columns),
+    ):
+        assert run(line) == EXIT_NON_FINITE
+        assert "the model's logits are infinite or not numbers" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    """JSON has no NaN, and readers of arrays would take it for a vector."""
+    asked = PredictArguments(model="model", file="file", output=str(tmp_path / "found.jsonl"))
+    with pytest.raises(NonFiniteError):
+        outputs.write_lines(asked, [{"vector": [float("nan")]}], precision="fp32", padding="with")
+    with pytest.raises(NonFiniteError):
+        outputs.write_array(asked, np.full((2, 3), np.inf))
+    assert not any(tmp_path.iterdir())
 
 
 def test_questions_are_answered(encoder: Path, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_config_file_has_the_search_and_the_upload_and_trials_have_neither(
     upload = {"push_to_hub": True, "hub_model_id": "us/best", "token": hub_server.TOKEN}
     file.write_text(json.dumps(search | training | upload))
     argv = words("classify", encoder, out, train_file=topics, validation_file=topics, config=file)
-    given = without(argv[1:], {"learning_rate", "save_strategy"})
+    given = without(argv[1:], {"learning_rate", "save_strategy"}, {})
     with hub_server.running() as hub:
         for name, value in {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
             monkeypatch.setattr(constants, name, value)

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -247,6 +248,21 @@ def test_a_silent_run_is_told_from_a_killed_one_and_from_one_of_another_machine(
     shown = capsys.readouterr().out
     assert "killed: its process is gone" in shown
     assert "no sign of life for 5m" in shown
+
+
+def test_a_killed_run_is_seen_though_another_process_has_its_number(tmp_path: Path, capsys: Any) -> None:
+    """The kernel has released its lock, and its file is still there."""
+    folder = write_run(tmp_path / "out", 30, ago_s=60)
+    assert _status(folder, capsys)["alive"], "this process has its number"
+    own = {"pid": os.getpid(), "host": socket.gethostname()}
+    (folder / ".whet.lock").write_text(json.dumps(own | {"pid": 1}), "utf-8")
+    assert _status(folder, capsys)["alive"], "the file is of an earlier run, and this one takes no lock"
+    (folder / ".whet.lock").write_text(json.dumps(own), "utf-8")
+    assert (_status(folder, capsys)["status"], _status(folder, capsys)["alive"]) == ("killed", False)
+    assert run(["watch", str(folder)]) == 0
+    assert "killed: its process is gone" in capsys.readouterr().out
+    with lock.locked(folder):
+        assert _status(folder, capsys)["alive"]
 
 
 @pytest.mark.slow

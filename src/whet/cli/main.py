@@ -396,10 +396,11 @@ def _show_how_to_resume(argv: Sequence[str], again: Mapping[str, object]) -> Non
 
 def resuming_command(argv: Sequence[str], again: Mapping[str, object]) -> str:
     """Return the command line as it was, secrets masked, with these settings in place of those that it had."""
-    from whet.config.command_line import without
+    from whet.config.command_line import kinds_of, without
 
+    kinds = kinds_of(command(argv[0], _without_json(argv)[1:]).parts)
     added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
-    return " ".join(map(_shell_word, ["whet", *without(_masked(argv), again), *added]))
+    return " ".join(map(_shell_word, ["whet", *without(_masked(argv), again, kinds), *added]))
 
 
 def _shell_word(word: str) -> str:

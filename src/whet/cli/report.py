@@ -32,8 +32,8 @@ class ReportArguments:
     """Which runs, and where their page goes."""
 
     folders: tuple[str, ...] = field(default=(), metadata={"required": True})
-    """The --output_dir of a run; of several, their settings, metrics and curves are compared. A transformers Trainer's
-    folder will do, with less to show."""
+    """The --output_dir of a run; of several, their settings, metrics and curves are compared, and so are those of the
+    --seeds of one. A transformers Trainer's folder will do, with less to show."""
     output: str | None = None
     """File for the page. null: report.html in the run's folder; of several runs, in the current one."""
 

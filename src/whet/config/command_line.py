@@ -94,7 +94,7 @@ class Loaded:
 def load(command: Command, argv: Sequence[str]) -> Loaded:
     """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
     argv, rest = _rest(argv, command)
-    words = split(argv, kinds_of(command), command.lone, command.second_lone)
+    words = split(argv, kinds_of(command.parts), command.lone, command.second_lone)
     if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
         raise _without_dashes(command, argv)
     words.problems += _wrong_json(words.flags.pop("json", "true"))
@@ -124,7 +124,7 @@ def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[st
     if command.rest is None:
         return argv, {}
     end = list(argv).index("--") if "--" in argv else len(argv)
-    begin = end if command.rest_needs_dashes else min(end, _first_other(argv, kinds_of(command)))
+    begin = end if command.rest_needs_dashes else min(end, _first_other(argv, kinds_of(command.parts)))
     rest = tuple(argv[begin + 1 :] if begin == end else argv[begin:])
     return argv[:begin], {command.rest: rest} if rest or "--" in argv else {}
 
@@ -169,9 +169,9 @@ def _broken(drafts: Sequence[Any], command: Command) -> list[Problem]:
     return [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
 
 
-def kinds_of(command: Command) -> dict[str, Any]:
-    """Return the annotation of each name that the command line knows; refused names have values without effect."""
-    names = Names.of(command.parts)
+def kinds_of(parts: Sequence[type]) -> dict[str, Any]:
+    """Return the annotation of each name that a command with these settings knows; refused names have no effect."""
+    names = Names.of(parts)
     off = {name: kind for name, one in names.refused.items() if (kind := kind_of(one.off)) is not None}
     known = {name: one.kind for name, one in [*names.aliases.items(), *names.options.items()]}
     return {"config": str, **off, **known}
@@ -307,16 +307,17 @@ def _spelled(
         named |= set() if is_many(kinds.get(name)) else {name}
 
 
-def without(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the words but for these options and their values; a word with dashes is no value."""
+def without(words: Sequence[str], names: Collection[str], kinds: Mapping[str, Any]) -> list[str]:
+    """Return the words but for these options and their values; `kinds` as in `split`."""
     kept: list[str] = []
-    value_goes = False
+    option: str | None = None  # left out just before: the word may be its value
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")
-        is_named = word.startswith("-") and name.replace("-", "_") in names
-        if not is_named and not (value_goes and not word.startswith("--")):
+        name = name.replace("-", "_")
+        is_named = _is_flag(word) and name in names
+        if not is_named and not (option is not None and _is_value(word, option, kinds)):
             kept.append(word)
-        value_goes = is_named and not equals
+        option = name if is_named and not equals else None
     return kept
 
 

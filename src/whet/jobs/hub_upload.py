@@ -1,7 +1,7 @@
 """`--push_to_hub`: the trained model, and its checkpoints if asked for, in a repository of the hub.
 
-What is uploaded is listed here: files that hold texts of the data (predictions, errors, the report) or paths of this
-machine (logs, settings) stay in the output folder. The repository is made before the run reads anything, so that a
+`MODEL_FILES` lists what is uploaded: files that hold texts of the data (predictions, errors, the report) or paths of
+this machine (logs, settings) stay in the output folder. The repository is made before the run reads anything, so that a
 wrong name or token costs no training. Checkpoints are uploaded in the background, from links that outlive their
 rotation. An upload that fails while the run trains is named in the log and made up for by the next one; the last one
 fails the command, after all files are written.
@@ -18,22 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.fields import UPLOAD
+from whet.config.settings import options_of
+from whet.config.upload import MODEL_FILES, upload_command
 from whet.errors import ConfigError, StorageError, hide_secrets
 from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models.loading.hub import unreachable
 from whet.watch import stop
 
-MODEL_FILES = (
-    "model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
-    "adapter_model.safetensors", "adapter_config.json",
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.*", "preprocessor_config.json",
-    "processor_config.json", "whet_task.json", "README.md",
-    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]*_*/*.json",
-    "[0-9]*_*/model.safetensors",
-)  # fmt: skip
-"""Of an output folder, what transformers, sentence-transformers and `whet predict` read."""
 _NEWEST = "last-checkpoint"
 """The folder that transformers gives the newest checkpoint with hub_strategy checkpoint."""
 _STAGING = ".hub-upload"
@@ -46,6 +39,13 @@ class Upload:
         self._api, self.repository, self.url, self._args = api, repository, url, args
         self._staging = Path(args.output_dir).absolute() / _STAGING
         self._running: threading.Thread | None = None
+        self._is_closed = False
+        stop.before_exit(self.close)
+
+    @property
+    def command(self) -> str:
+        """The command that uploads the trained model by hand."""
+        return upload_command(self._args.output_dir, self.repository, self._args.hub_revision)
 
     def on_save(self, args: Any, state: Any, control: Any, *, folder: Path, **_: Any) -> None:
         strategy = self._args.hub_strategy
@@ -55,7 +55,12 @@ class Upload:
             if not self._args.hub_always_push:
                 return  # the next save has newer weights
             self._running.join()
-        staged = self._link(Path(folder))
+        try:
+            staged = self._link(Path(folder))
+        except OSError as error:  # the checkpoint itself is complete
+            remove_staged(self._staging.parent)
+            self._say_failed(Path(folder).name, error)
+            return
         self._running = threading.Thread(
             target=self._push_checkpoint, args=(staged, Path(folder).name, strategy), name="hub upload", daemon=True
         )
@@ -77,16 +82,20 @@ class Upload:
                 what="the trained model is not on the hub",
                 got=hide_secrets(f"{self.repository}: {_said(error)}"),
                 why=f"the upload failed; the model and all results are complete in {folder}",
-                fix="run: hf upload --include '*.safetensors' --include '*.json' --include README.md "
-                f"{self.repository} {folder} .",
+                fix=f"run: {self.command}",
             ) from error
         finally:
-            shutil.rmtree(self._staging, ignore_errors=True)
+            self.close()
         return f"  {'uploaded to':<24}{self.url}"
+
+    def close(self) -> None:
+        """Remove what was prepared for an upload; one that is still on its way is lost."""
+        self._is_closed = True
+        remove_staged(self._staging.parent)
 
     def _link(self, folder: Path) -> Path:
         """Return a folder with the files of a checkpoint, which are kept when the checkpoint is deleted."""
-        shutil.rmtree(self._staging, ignore_errors=True)
+        remove_staged(self._staging.parent)
         staged = self._staging / folder.name
         staged.mkdir(parents=True)
         for path in folder.rglob("*"):
@@ -106,6 +115,10 @@ class Upload:
                 inside = _NEWEST if strategy == "checkpoint" else name
                 self._push(staged, f"Training in progress, {name}, to resume from", into=inside)
         except Exception as error:
+            self._say_failed(name, error)
+
+    def _say_failed(self, name: str, error: Exception) -> None:
+        if not self._is_closed:
             logger.warning("%s is not on the hub (%s); the next save is uploaded again", name, _said(error))
 
     def _push(self, folder: Path, message: str, *, patterns: Any = None, into: str | None = None) -> None:
@@ -117,6 +130,22 @@ class Upload:
             )  # fmt: skip
 
 
+def remove_staged(folder: str | Path) -> None:
+    """Remove what a run in this folder had prepared to upload: links, which keep deleted checkpoints on the disk."""
+    shutil.rmtree(Path(folder) / _STAGING, ignore_errors=True)
+
+
+def switched_off(args: TrainingArguments) -> dict[str, Any]:
+    """Return the settings of an upload that are set, as a run has them that uploads nothing."""
+    usual = {name: options_of(type(args))[name].default for name in UPLOAD}
+    return {name: value for name, value in usual.items() if getattr(args, name) != value}
+
+
+def trained_in(folder: str, upload: Upload | None) -> str:
+    """Return where the trained model is, and how to upload it from there, for a run that stops before its upload."""
+    return f"the trained model is in {folder}" + ("" if upload is None else f", and not on the hub: {upload.command}")
+
+
 def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
     """Return the upload of a run that asks for one, its repository made; ConfigError if the hub refuses it."""
     if not args.push_to_hub or not args.should_save:
@@ -126,7 +155,7 @@ def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable()
     if reason is not None:
-        raise _refused(name, reason, "connect to the network (a mirror: HF_ENDPOINT)")
+        raise _refused(args, name, reason, "connect to the network (a mirror: HF_ENDPOINT)")
     api = HfApi(token=args.hub_token or job.token, library_name="whet")
     try:
         made = api.create_repo(name, private=args.hub_private_repo, exist_ok=True)
@@ -134,16 +163,17 @@ def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
             api.create_branch(made.repo_id, branch=args.hub_revision, exist_ok=True)
     except Exception as error:  # what the client and the network raise, of any type
         fix = "log in by `hf auth login`, or set HF_TOKEN to a token that may write; check --hub_model_id"
-        raise _refused(name, _said(error), fix) from error
+        raise _refused(args, name, _said(error), fix) from error
     return Upload(api, made.repo_id, str(made.url), args)
 
 
-def _refused(name: str, reason: str, fix: str) -> ConfigError:
+def _refused(args: TrainingArguments, name: str, reason: str, fix: str) -> ConfigError:
+    later = upload_command(args.output_dir, args.hub_model_id, args.hub_revision)
     return ConfigError(
         what="push_to_hub cannot make its repository on the hub",
         got=f"{name}: {hide_secrets(reason)}",
         why="the trained model would have nowhere to go, so nothing was begun",
-        fix=f"{fix}; or train without --push_to_hub, and upload the folder later by `hf upload`",
+        fix=f"{fix}; or train without --push_to_hub, and upload the model later: {later}",
     )
 
 

@@ -18,6 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.secrets import hidden
 from whet.jobs.fields import JobFields
 from whet.log import logger
+from whet.models.loading.hub import is_hub_name
 from whet.watch import files as output_files
 from whet.watch import record
 
@@ -73,6 +74,9 @@ def _base_of(name: str) -> tuple[dict[str, Any], str]:
     elif Path(name).is_dir():
         said = _card_of(Path(name))
         kept = {key: said[key] for key in ("base_model", "license") if said.get(key)}
+        base = kept.get("base_model", [])
+        if not all(isinstance(one, str) and is_hub_name(one) for one in (base if isinstance(base, list) else [base])):
+            del kept["base_model"]  # a folder of the machine that wrote the card
         on = f", itself trained on `{kept['base_model']}`" if isinstance(kept.get("base_model"), str) else ""
         return kept, f"the model in the folder `{_plain(Path(name).absolute().name)}`{on}"
     return {"base_model": name}, f"[{name}](https://huggingface.co/{name})"
@@ -95,24 +99,31 @@ def _metadata(
 ) -> ModelCardData:
     from huggingface_hub import EvalResult, ModelCardData
 
+    on_hub = _on_hub(job)
     results = [
         EvalResult(
-            task_type=pipeline_tag, dataset_type=job.dataset_name or "file", dataset_name=_data_name(job, split),
+            task_type=pipeline_tag, dataset_type=on_hub or "file", dataset_name=_data_name(job, split),
             metric_type=metric, metric_value=round(value, 6),
         )
         for split, found in scores.items() for metric, value in found.items()
     ]  # fmt: skip
     return ModelCardData(
         library_name="transformers", pipeline_tag=pipeline_tag, tags=["whet", "generated_from_trainer"],
-        datasets=[job.dataset_name] if job.dataset_name else None,
+        datasets=None if on_hub is None else [on_hub],
         metrics=sorted({metric for found in scores.values() for metric in found} - {"loss"}) or None,
         model_name=name, eval_results=results or None, **base,
     )  # fmt: skip
 
 
 def _data_name(job: JobFields, split: str) -> str:
-    file = {"eval": job.validation_file, "predict": job.test_file}[split]
-    return job.dataset_name or (Path(file).name if file else _SPLITS[split])
+    file = {"train": job.train_file, "eval": job.validation_file, "predict": job.test_file}[split]
+    local = job.dataset_name or file
+    return _on_hub(job) or (Path(local).absolute().name if local else _SPLITS[split])
+
+
+def _on_hub(job: JobFields) -> str | None:
+    """Return the name of the data set on the hub; None for files, and for a folder of this machine."""
+    return job.dataset_name if job.dataset_name and is_hub_name(job.dataset_name) else None
 
 
 # ---- the text ----
@@ -123,7 +134,7 @@ def _beginning(name: str, job: JobFields, base: str, facts: Mapping[str, Any]) -
     trained = f"{model['parameters']:,} parameters"
     if model["trainable"] != model["parameters"]:
         trained += f", {model['trainable']:,} of them trained"
-    train = f"`{job.dataset_name or Path(job.train_file or '').name}`"
+    train = f"`{_data_name(job, 'train')}`"
     rows = f": {data['rows']:,} rows" if data.get("rows") else ""
     tokens = f", {data['tokens']:,} tokens" if data.get("tokens") else ""
     return (

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,6 +24,7 @@ from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECO
 from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
+from whet.jobs import hub_upload
 from whet.jobs.fields import JobFields
 from whet.jobs.places import logging_dir_in, may_hold_files, require_places
 from whet.jobs.splits import SPLITS
@@ -89,8 +90,6 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         if (order := ordered()) is not None and order["do"] != "run":
             return serve(order, task, job, args)
     if args.push_to_hub and not job.dry_run:
-        from whet.jobs import hub_upload
-
         upload = hub_upload.begin(args, job)
     if job.auto:
         from whet.jobs import auto
@@ -104,21 +103,26 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
     reports = job.report_html and args.should_save
     reported = report.written_after(Path(args.output_dir)) if reports else nullcontext()
-    with kept, taken as folder, reported, run_log.buffered(), recorded:
-        examples = {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
-        if job.seeds > 1:
-            metrics, lines = run_seeds(task, job, args, examples, choice)
-        else:
-            begun = task.begin(job, args, examples)
-            if choice is not None:
-                begun.chosen = choice.as_json()
-                begun.engine.precision.chosen_in("" if args.precision == asked.precision else "the trials of --auto")
-            if upload is not None:
-                begun.uploads_by(upload)
-            metrics, lines = begun.run(), task.lines(begun)
-        stop.mark_work_done()
-        show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
-        if upload is not None:
+    with kept, taken as folder, nullcontext() if upload is None else closing(upload):
+        if args.should_save:
+            hub_upload.remove_staged(folder)  # of a run that was killed
+        with reported, run_log.buffered(), recorded:
+            wanted = [name for name, split in SPLITS.items() if getattr(args, split.asked_by)]
+            examples = {name: task.examples(job, name) for name in wanted}
+            if job.seeds > 1:
+                metrics, lines = run_seeds(task, job, args, examples, choice)
+            else:
+                begun = task.begin(job, args, examples)
+                if choice is not None:
+                    begun.chosen = choice.as_json()
+                    how = "" if args.precision == asked.precision else "the trials of --auto"
+                    begun.engine.precision.chosen_in(how)
+                if upload is not None:
+                    begun.uploads_by(upload)
+                metrics, lines = begun.run(), task.lines(begun)
+            stop.mark_work_done()
+            show(task.table, metrics, folder, time.perf_counter() - started_s, lines)
+        if upload is not None:  # all files are written, the report too
             printing.show([upload.finish()])
     return 0
 
@@ -277,11 +281,12 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], found: Sequence[
     folder = Path(args.output_dir)
     results.forget(folder, says=False)
     output_files.copy_model(folder / f"seed-{best.seed}", folder, leave_out=_OWN)
-    spread = {
-        f"{metric}_{word}": of([one.metrics[metric] for one in found])
-        for metric in _judged(found)
-        for word, of in (("mean", fmean), ("std", stdev))  # of a sample, as five seeds are one
-    }
+    spread: dict[str, float] = {}
+    for metric in _judged(found):
+        values = [one.metrics[metric] for one in found]
+        is_finite = all(map(math.isfinite, values))
+        spread[f"{metric}_mean"] = fmean(values) if is_finite else math.nan
+        spread[f"{metric}_std"] = stdev(values) if is_finite else math.nan  # of a sample, as five seeds are one
     metrics = dict(best.metrics) | spread | {"seeds": len(found), "best_seed": best.seed}
     with run_log.written_to(folder):
         _write_results(folder, metrics, {one.seed: dict(one.metrics) for one in found}, name)

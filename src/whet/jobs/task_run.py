@@ -17,7 +17,7 @@ from whet.engine.engine import Engine, RunSpec
 from whet.engine.forked_forecast import ForkedForecast
 from whet.engine.prepare import Ready
 from whet.errors import ConfigError, DataError
-from whet.jobs import judging, model_card
+from whet.jobs import hub_upload, judging, model_card
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
@@ -33,6 +33,7 @@ from whet.store import find
 from whet.watch import printing, record, run_log, stop
 
 _OF_TRAINING = (
+    "auto", "auto_budget_s", "auto_ranks", "auto_again",
     "resize_token_embeddings",
     "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
     "teacher_model", "distillation_temperature", "distillation_alpha",
@@ -70,6 +71,8 @@ class TaskRun:
     metrics: dict[str, float] = field(default_factory=dict)
     chosen: Mapping[str, Any] | None = None
     """What --auto has chosen, for the record of the run."""
+    upload: hub_upload.Upload | None = None
+    """What uploads its checkpoints, and the trained model after it."""
     worst: list[str] = field(default_factory=list)
     """Lines for the end of the run: the worst errors of each split, and the file that has all of them."""
 
@@ -95,8 +98,9 @@ class TaskRun:
     def _before(self) -> UsedAgain:
         return UsedAgain(self.args.output_dir)
 
-    def uploads_by(self, upload: Any) -> None:
-        """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
+    def uploads_by(self, upload: hub_upload.Upload) -> None:
+        """Have each checkpoint handed to this Upload."""
+        self.upload = upload
         self.engine.events.add_callback(upload)
 
     @cached_property
@@ -126,7 +130,7 @@ class TaskRun:
         engine, args = self.engine, self.args
         if not args.should_save:
             return nullcontext()
-        is_other = not args.do_train and self._before.judging(self.asked.model_name_or_path)
+        is_other = not args.do_train and self._before.judging(self.asked)
         more = {record.OTHER_MODEL: True} if is_other else {}
         recorder = record.Recorder(args.output_dir, {**self._facts, **more})
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
@@ -141,8 +145,10 @@ class TaskRun:
         self.engine.save_state()
         self._write_card()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
-        folder = self.args.output_dir
-        stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
+        again = self._settings_after_training()
+        uploads_itself = "resume_from_checkpoint" in again
+        where = hub_upload.trained_in(self.args.output_dir, None if uploads_itself else self.upload)
+        stop.record_progress(where, **again)
         self.engine.sync.wait()  # for a slow disk
 
     def _write_card(self) -> None:
@@ -154,14 +160,18 @@ class TaskRun:
     def _settings_after_training(self) -> dict[str, Any]:
         """Return the settings of a command that evaluates the trained model, in which training alone has no settings.
 
-        An adapter, and what is compared with the weights before the training, is read from a checkpoint.
+        An adapter, and what is compared with the weights before the training, is read from a checkpoint. Empty if
+        nothing is left to do.
         """
         folder = self.args.output_dir
         if self.compares_with_start or adapters.names_of(self.engine.model):
             return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+        if not (self.args.do_eval or self.args.do_predict):
+            return {}
         usual = {one.name: one.default for one in fields(self.asked) if one.name in _OF_TRAINING}
         off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
         off |= {"profile": False} if self.args.profile else {}
+        off |= hub_upload.switched_off(self.args)
         return {"do_train": False, "model_name_or_path": folder, **off}
 
     def _judge(self, split: str) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
-from whet.config.command_line import without
+from whet.config.command_line import kinds_of, without
 from whet.config.fields import UPLOAD
 from whet.config.secrets import hidden, is_token
 from whet.config.settings import Names, options_of, printable
@@ -577,7 +577,8 @@ def _words_of_training(
     own = {*options_of(TuneArguments), *searched, *UPLOAD, "output_dir", "overwrite_output_dir",
            "resume_from_checkpoint", "do_train", "do_eval", "eval_strategy", "save_strategy"}  # fmt: skip
     own |= {name for name, alias in Names.of([type(job), type(args)]).aliases.items() if alias.to in own}
-    kept = [word for word in without(given, {*own, "config"}) if word not in asked.search]
+    kinds = kinds_of((TuneArguments, type(job), type(args)))
+    kept = [word for word in without(given, {*own, "config"}, kinds) if word not in asked.search]
     shown = {**printable(job), **printable(args)}
     filed = {name: shown[name] for name, source in sources.items() if source == "settings file" and name not in own}
     exact = {name: getattr(job if hasattr(job, name) else args, name) for name in filed}

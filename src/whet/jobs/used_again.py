@@ -16,6 +16,7 @@ from whet import report
 from whet.config.ranks import here
 from whet.config.settings import options_of
 from whet.jobs.fields import JobFields
+from whet.models.loading.hub import cached_snapshot
 from whet.watch import results
 from whet.watch.events import FirstStep
 
@@ -43,15 +44,20 @@ class UsedAgain:
         if (saved := checksum_in(self._folder)) is not None:
             results.settle(self._folder, saved, before)
 
-    def judging(self, model: str) -> bool:
+    def judging(self, job: JobFields) -> bool:
         """Note the model that is judged without training; return whether what was there was said of another one.
 
-        A model of the hub is known by its name, one in a folder by its weights, wherever the folder lies.
+        A model is known by its weights, wherever they lie: in a folder, or in the hub's cache, where it was read from.
         """
         if not here().is_first:
             return False
-        own, judged = checksum_in(self._folder), checksum_in(Path(model))
-        return results.settle(self._folder, judged or xxhash.xxh3_128_hexdigest(model.encode()), own)
+        name, revision = job.model_name_or_path, job.model_revision
+        folder: Path | None = Path(name)
+        if not folder.is_dir():
+            folder = cached_snapshot(name, cache_dir=job.cache_dir, revision=revision)
+        judged = None if folder is None else checksum_in(folder)
+        by_name = xxhash.xxh3_128_hexdigest(f"{name} {revision if folder is None else folder.name}".encode())
+        return results.settle(self._folder, judged or by_name, checksum_in(self._folder))
 
     def _forget(self) -> None:
         self._has_stepped = True

@@ -75,7 +75,7 @@ def _has_unread_file(draft: Draft) -> bool:
 
 def _problems(draft: Draft, command: Command) -> list[Problem]:
     """Return what whet's parser and rules say about the options."""
-    names, kinds = Names.of(command.parts), kinds_of(command)
+    names, kinds = Names.of(command.parts), kinds_of(command.parts)
     words = [*plain_words(draft, lambda name: _sample(name, names, kinds))]
     if _has_unread_file(draft):
         words = [word for word in words if not word.startswith("--deepspeed=")]

@@ -1,10 +1,11 @@
-"""Whether a model, or an optimizer's state, holds finite numbers only."""
+"""Whether a model, an optimizer's state, or what a model gives, holds finite numbers only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +30,20 @@ def require_finite(
             why="a model with such weights is useless; it was not saved",
             fix="resume from an earlier checkpoint with --resume_from_checkpoint auto, a lower --learning_rate and "
             "--resume_allow_changes learning_rate; or find out what changed the weights",
+        )
+
+
+def require_finite_logits(found: Sequence[np.ndarray], why: str, unit: str = "logits") -> None:
+    """Raise NonFiniteError (exit 70) if some of these numbers are not finite; `why` says what is made of the logits.
+
+    `unit` is the word for what each number stands for.
+    """
+    if n_broken := sum(int((~np.isfinite(one)).sum()) for one in found):
+        raise NonFiniteError(
+            what="the model's logits are infinite or not numbers",
+            got=f"{n_broken} of {sum(one.size for one in found)} {unit}",
+            why=why,
+            fix="use an earlier checkpoint; or train again with a lower --learning_rate, or --bf16 instead of --fp16",
         )
 
 

@@ -24,14 +24,17 @@ from whet.log import logger
 def write(folders: Sequence[str | Path], path: Path | None = None) -> Path:
     """Write the page of the runs in these output folders, and return its path.
 
-    It is `report.html` in the folder of the run, or in the current folder if there are several runs, unless `path`
-    names another file. Raises ConfigError for a folder without a run, and for a file that is not such a page.
+    It is `report.html` in the folder, or in the current one if there are several, unless `path` names another file. Of
+    a folder with several seeds it shows each seed. Raises ConfigError for a folder without a run, and for a file that
+    is not such a page.
     """
     from whet.report import bars, curves, page, runs
     from whet.watch import files as output_files
 
-    found = runs.name_apart([runs.read(folder) for folder in folders])
-    path = path or (Path(folders[0]) if len(folders) == 1 else Path()) / REPORT_NAME
+    places = [Path(folder) for folder in folders]
+    each = [one for place in places for one in (_seeds_of(place) or [place])]
+    found = runs.name_apart([runs.read(one) for one in each])
+    path = path or (places[0] if len(places) == 1 else Path()) / REPORT_NAME
     _require_free(path)
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,12 +85,16 @@ def _is_under_way(folder: Path) -> bool:
 
 
 def _write_all(folder: Path) -> None:
+    for seed in _seeds_of(folder):
+        write([seed])
+    write([folder])
+
+
+def _seeds_of(folder: Path) -> list[Path]:
+    """Return the folders of the seeds that the folder's model is the best of; none for a single run."""
     from whet.report import runs
 
-    seeds = [folder / name for name in runs.seeds_in(folder)]
-    for seed in seeds:
-        write([seed])
-    write(seeds or [folder], folder / REPORT_NAME)
+    return [folder / name for name in runs.seeds_in(folder)]
 
 
 def _is_page(path: Path) -> bool:

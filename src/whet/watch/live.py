@@ -135,7 +135,7 @@ class Watched:
             status = attempt.end.get("status")
             return State(status if status in ("finished", "stopped") else "failed", quiet_s, alive=False)
         is_here = own[1] == socket.gethostname()
-        alive = holder is not None or _is_running(own[0]) if is_here else None
+        alive = holder is not None or (lock.killed(self.folder) != own and _is_running(own[0])) if is_here else None
         if alive is False:
             return State("killed", quiet_s, alive)
         usual_s = max(QUIET_S, 3 * _longest_gap_s(attempt.steps))

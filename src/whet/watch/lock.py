@@ -124,6 +124,20 @@ def holder(folder: Path) -> tuple[int, str] | None:
     (0, "") is a run that has not named itself. Runs of other machines are seen as far as the file system has locks.
     """
     path = folder / LOCK_NAME
+    return _named(path) or (0, "") if _is_locked(path) else None
+
+
+def killed(folder: Path) -> tuple[int, str] | None:
+    """Return the process and host of the run that was killed while it had locked the folder, None if none is known.
+
+    The kernel has released its lock, and nobody has removed the file. A process that has its number now is another one.
+    """
+    path = folder / LOCK_NAME
+    return _named(path) if _is_locked(path) is False else None
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Return whether a process has this lock; None if there is no such file, or the file system has no locks."""
     try:
         handle = system.open_plain(path, os.O_RDONLY)
     except (OSError, ValueError):
@@ -131,10 +145,10 @@ def holder(folder: Path) -> tuple[int, str] | None:
     try:
         system.lock(handle, shared=True)
     except OSError as error:
-        return _named(path) or (0, "") if error.errno in system.LOCKED else None
+        return True if error.errno in system.LOCKED else None
     finally:
         os.close(handle)
-    return None
+    return False
 
 
 def _open(path: Path) -> int:

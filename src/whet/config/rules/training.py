@@ -11,6 +11,7 @@ from whet.config.fields import UPLOAD, TrainingFields
 from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, only_with, seed, whole_or_share, within
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
+from whet.config.upload import upload_command
 from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
@@ -130,6 +131,19 @@ def _unwritable(folder: Path) -> Problem | None:
 def _no_output(folder: Path, why: str) -> Problem:
     fix = "name a folder on a disk that you may write to in --output_dir"
     return Problem(what="output_dir cannot be written", got=str(folder), why=why, fix=fix)
+
+
+def some_model_to_upload(args: TrainingFields) -> Problem | None:
+    """A run uploads what it has trained."""
+    if not args.push_to_hub or args.do_train:
+        return None
+    command = upload_command(args.output_dir, args.hub_model_id, args.hub_revision)
+    return Problem(
+        what="push_to_hub is on, but nothing is trained",
+        got=args.push_to_hub,
+        why="the trained model is what it uploads",
+        fix=f"add --do_train, or upload the model of the folder: {command}",
+    )
 
 
 CURVE_FIELDS = (
@@ -368,14 +382,7 @@ SAVING_RULES: tuple[Rule, ...] = (
         why="nothing is uploaded",
         fix="add --push_to_hub, or leave them out",
     ),
-    broken_if(
-        "some_model_to_upload",
-        ("push_to_hub",),
-        lambda args: args.push_to_hub and not args.do_train,
-        what="push_to_hub is on, but nothing is trained",
-        why="the trained model is what it uploads",
-        fix="add --do_train, or upload a folder by `hf upload`",
-    ),
+    some_model_to_upload,
 )
 
 LOGGING_RULES: tuple[Rule, ...] = (run_name_is_read,)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.engine.engine import Engine, RunSpec
-from whet.errors import ConfigError, StorageError, escape_controls
+from whet.errors import ConfigError, NonFiniteError, StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictArguments
 from whet.models.loading.exported import ExportedModel, described, other_format
 from whet.store.write import disk_fix
@@ -85,7 +85,10 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
 
     That is printed to standard error if the predictions go to standard output.
     """
-    lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
+    try:
+        lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries]
+    except ValueError as error:
+        raise _not_finite() from error
     path = Path(asked.output)
     _write_named(path, "".join(f"{line}\n" for line in lines))
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
@@ -93,6 +96,14 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
     json_output.add(predictions=len(lines), precision=precision, padding=padding == "with")
     json_output.add_outputs(predictions=path)
     print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)
+
+
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError(
+        what="the model's predictions are infinite or not numbers",
+        why="nothing can be read from them, so none was written",
+        fix="use an earlier checkpoint, or train again with a lower --learning_rate",
+    )
 
 
 def is_array(asked: PredictArguments) -> bool:
@@ -106,6 +117,8 @@ def write_array(asked: PredictArguments, vectors: Any) -> None:
 
     import numpy
 
+    if not numpy.isfinite(vectors).all():
+        raise _not_finite()
     target = io.BytesIO()
     numpy.save(target, vectors, allow_pickle=False)
     _write_named(Path(asked.output), target.getvalue())

@@ -43,6 +43,21 @@ def missing_folder(name: str, flag: str) -> Problem | None:
     )
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether this is a name that the hub could have, and not that of a file or folder of this machine."""
+    return bool(_HUB_NAME.fullmatch(name)) and not os.path.lexists(name)
+
+
+def cached_snapshot(name: str, *, cache_dir: str | None, revision: str) -> Path | None:
+    """Return the folder in the hub's cache that this revision was read from, None if there is none; asks no network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, local_files_only=True))
+    except (OSError, ValueError):  # nothing of this name is cached, or the hub could not have the name
+        return None
+
+
 def local_folder(name: str, part: str, *, cache_dir: str | None, revision: str, token: str | None) -> Path:
     """Return the folder with the files of this part: model, tokenizer or config. Of the hub, no .bin and no .py comes.
 

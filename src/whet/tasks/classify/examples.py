@@ -147,7 +147,7 @@ def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool
             text = _text(row, columns.text, columns.delimiter)
             pair = _text(row, columns.pair, columns.delimiter) if columns.pair else ""
             label = _label(row, columns.label, needed=need_label)
-            if need_label and columns.label != "answer":
+            if need_label and "answer" not in columns.all:
                 _require_accepted(row)
         except Rejected as problem:
             bad.add(problem, lambda place=place: place)
@@ -262,7 +262,8 @@ def _require_accepted(row: Mapping[str, Any]) -> None:
         raise Rejected(
             f"the answer of this row is {answer}",
             why="Prodigy keeps such rows, and their label is not that of the text",
-            fix="export the accepted rows alone, or leave these out: --skip_bad",
+            fix="export the accepted rows alone, or leave these out: --skip_bad; if Prodigy has not written the column "
+            "answer, rename it",
         )
 
 
@@ -455,8 +456,12 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
 
 
 def labels_told_apart(examples: Examples, scheme: Scheme) -> Sequence[str]:
-    """Return the labels that the examples have, or those that the data names."""
-    return scheme.names if examples.label_order else sorted({text_of(label) for label in examples.labels or ()})
+    """Return the labels that the examples have, or those that the data names; of several for each text, the lists."""
+    if scheme.names and examples.label_order:
+        return scheme.names
+    several = scheme.kind == "multi_label_classification"
+    found = (sorted({text_of(one) for one in as_list(label)}) if several else label for label in examples.labels or ())
+    return sorted({text_of(label) for label in found})
 
 
 def scheme_of_config(config: Any) -> Scheme:

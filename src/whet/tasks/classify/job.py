@@ -42,6 +42,7 @@ from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions, TextRows
 from whet.log import logger
+from whet.models.finite import require_finite_logits
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
@@ -124,10 +125,10 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
         return known
     if job.problem_type is None and job.do_regression is None:
         require_clear(examples["train"])
-    kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
-    scheme = scheme_of(examples["train"], kind)
-    if kind == "single_label_classification":
-        train = examples["train"]
+    train = examples["train"]
+    kind, why = kind_of(train, job.problem_type, job.do_regression)
+    scheme = scheme_of(train, kind)
+    if kind != "regression":
         require_several(
             labels_told_apart(train, scheme), train.source, train.columns.label, of="examples", kind="label",
             more="examples of other labels",
@@ -232,7 +233,7 @@ def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:
     engine = outputs.engine_of(asked, model, tokenizer)
     pooling = outputs.setting_of(asked, known, "window_pooling", "mean")
     decision = Decision(scheme, known.get("threshold", 0.5), pooling)
-    logits = pooled(logits_of(engine.predict(rows.rows).predictions), rows.text_of, pooling)
+    logits = decision.logits(engine.predict(rows.rows).predictions, rows.text_of)
     entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
     outputs.write(asked, engine, ({"row": place, **entry} for place, entry in entries))
     return 0
@@ -296,6 +297,16 @@ class Decision:
     pooling: Pooling = "mean"
     """How the logits of a text's windows become one."""
 
+    def logits(self, predictions: Any, text_of: np.ndarray) -> np.ndarray:
+        """Return the logits of the texts, (texts, labels), from those of their windows.
+
+        Some models give more after these. Raises NonFiniteError if one is infinite or no number.
+        """
+        given = predictions[0] if isinstance(predictions, tuple) else predictions
+        found = pooled(given, text_of, self.pooling)
+        require_finite_logits([found], "the prediction for a text is made of its logits")
+        return found
+
     def found(self, logits: np.ndarray) -> np.ndarray:
         """Return the predicted classes (texts,), the predicted labels (texts, labels) bool, or numbers (texts,)."""
         if self.scheme.kind == "regression":
@@ -343,11 +354,6 @@ class Decision:
                 yield {"label": names[chosen], "score": round(float(scores[row, chosen]), 6), "scores": top}
             else:
                 yield {"labels": [names[n] for n in np.flatnonzero(found[row])], "scores": top}
-
-
-def logits_of(predictions: Any) -> np.ndarray:
-    """Return the logits (rows, labels); some models give more arrays after them."""
-    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 _MOST_COLUMNS = 8
@@ -470,7 +476,7 @@ class ClassifyJudge(PredictionJudge):
         return written
 
     def _pooled(self, predictions: Any) -> np.ndarray:
-        return pooled(logits_of(predictions), self.split.rows.text_of, self.decision.pooling)
+        return self.decision.logits(predictions, self.split.rows.text_of)
 
     def _confusion(self, found: np.ndarray, prefix: str) -> list[str]:
         assert self.split.labels is not None

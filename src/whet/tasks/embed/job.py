@@ -27,6 +27,7 @@ from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
 from whet.hf.trainer import Trainer
+from whet.jobs import hub_upload
 from whet.jobs.judging import write
 from whet.jobs.predict.trained import write_reading
 from whet.jobs.splits import SPLITS
@@ -530,7 +531,7 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
         trainer = _trainer(job, args, plan, identity)
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
-    return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
+    return PairRun(trainer, args, examples, job, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
 
 
 def _reading(train: Pairs | None) -> dict[str, Any]:
@@ -644,6 +645,7 @@ class PairRun:
     args: TrainingArguments
     examples: Mapping[str, Pairs]
     """By split."""
+    asked: PairFields
     judge: PairJudge | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the record of the run begins with."""
@@ -654,13 +656,16 @@ class PairRun:
     after: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     worst: Sequence[str] = ()
+    upload: hub_upload.Upload | None = None
+    """What uploads its checkpoints, and the trained model after it."""
     _recorder: record.Recorder | None = None
     """Of a run that only judges."""
     _files: Sequence[str] = ()
     """What was written of the examples of the validation split."""
 
-    def uploads_by(self, upload: Any) -> None:
-        """Have each checkpoint handed to this Upload (`jobs/hub_upload.py`)."""
+    def uploads_by(self, upload: hub_upload.Upload) -> None:
+        """Have each checkpoint handed to this Upload."""
+        self.upload = upload
         self.trainer.add_callback(_Uploads(upload))
 
     def run(self) -> dict[str, Any]:
@@ -679,7 +684,7 @@ class PairRun:
         if self.args.do_train or not self.args.should_save:
             yield
             return
-        is_other = self._before.judging(self.facts["model"]["name"])
+        is_other = self._before.judging(self.asked)
         more = {record.OTHER_MODEL: True} if is_other else {}
         self._recorder = record.Recorder(self.args.output_dir, {**self.facts, "machine": record.machine(), **more})
         with self._recorder.ends(self.metrics):
@@ -734,8 +739,9 @@ class PairRun:
         self._record("train", metrics | {"train_samples": len(self.examples["train"])})
         self.trainer.save_state()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
-        stop.record_progress(f"the trained model is in {self.args.output_dir}", do_train=False,
-                             model_name_or_path=self.args.output_dir)  # fmt: skip
+        folder = self.args.output_dir
+        again = {"do_train": False, "model_name_or_path": folder, **hub_upload.switched_off(self.args)}
+        stop.record_progress(hub_upload.trained_in(folder, self.upload), **(again if self.args.do_eval else {}))
 
     def _record(self, split: str, metrics: dict[str, Any]) -> None:
         prefix = SPLITS[split].prefix

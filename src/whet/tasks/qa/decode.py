@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.errors import NonFiniteError, OutputError
+from whet.errors import OutputError
+from whet.models.finite import require_finite_logits
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.types import Predictions, Questions, SpanScores, Windows
 from whet.watch import files as output_files
@@ -330,11 +331,4 @@ def _softmax(score: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 def _require_finite(scores: SpanScores) -> None:
     real_starts, real_ends = scores.start_index >= 0, scores.end_index >= 0
     logits = [scores.start_logit[real_starts], scores.end_logit[real_ends], scores.null_start, scores.null_end]
-    broken = sum(int((~np.isfinite(logit)).sum()) for logit in logits)
-    if broken:
-        raise NonFiniteError(
-            what="the model's logits are infinite or not numbers",
-            got=f"{broken} of {sum(map(len, logits))} logits",
-            why="answers are ranked by their logits",
-            fix="use an earlier checkpoint; or train again with a lower --learning_rate, or --bf16 instead of --fp16",
-        )
+    require_finite_logits(logits, "answers are ranked by their logits")

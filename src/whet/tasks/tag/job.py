@@ -41,6 +41,7 @@ from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import row_length
 from whet.jobs.tokenising.words import NO_WORD, WordRowMaker, WordRows
 from whet.log import logger
+from whet.models.finite import require_finite_logits
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer
@@ -300,10 +301,14 @@ def only_logits(logits: Any, labels: Any) -> torch.Tensor:
 
 
 def words_of(split: Split, predictions: Any, pooling: Pooling) -> Found:
-    """Return the tags of the words from what `best_tags`, or with windows `only_logits`, has kept of all rows."""
-    if isinstance(predictions, tuple):
-        return of_tokens(split, *predictions)
-    return of_windows(split, predictions, pooling)
+    """Return the tags of the words from what `best_tags`, or with windows `only_logits`, has kept of all rows.
+
+    Raises NonFiniteError if the probability of one is no number, as the logits are not.
+    """
+    is_best = isinstance(predictions, tuple)
+    found = of_tokens(split, *predictions) if is_best else of_windows(split, predictions, pooling)
+    require_finite_logits(found.scores, "the tag of a word is that of its largest logit", "words")
+    return found
 
 
 def of_tokens(split: Split, best: np.ndarray, scores: np.ndarray, losses: np.ndarray | None = None) -> Found:
