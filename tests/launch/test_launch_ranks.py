@@ -326,6 +326,43 @@ def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
     assert "preloaded: libjemalloc.so.2" in err
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown", "loaded"),
+    [
+        ("jemalloc", "preloaded: libjemalloc.so.2", "['libjemalloc.so.2']"),
+        pytest.param("default", "preloaded: nothing", "[]", marks=pytest.mark.reliability),
+        ("auto", "preloaded: libtcmalloc.so", "['libtcmalloc.so']"),
+    ],
+)
+def test_the_allocator_that_is_asked_for_serves_a_rank_whose_user_preloads_another(
+    asked: str, shown: str, loaded: str, tmp_path: Path
+) -> None:
+    a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
+    theirs = a_library(tmp_path / "theirs" / "libtcmalloc.so")
+    script(tmp_path, """
+maps = open("/proc/self/maps").read()
+print([name for name in ("libjemalloc.so.2", "libtcmalloc.so") if f"/{name}" in maps])
+""")  # fmt: skip
+    options = ("--memory_allocator", asked, "--nproc_per_node", "1")
+    more = {"CONDA_PREFIX": str(tmp_path / "conda"), "LD_PRELOAD": str(theirs)}
+    code, out, err = ended(launched(tmp_path, *options, **more))
+    assert (code, out) == (0, f"{loaded}\n"), err
+    assert shown in err
+    assert ("gives way to --memory_allocator" in err) == (asked != "auto")
+
+
+def test_torch_computes_with_the_threads_of_the_plan(tmp_path: Path) -> None:
+    """torch reads MKL_NUM_THREADS, which many shells set, before OMP_NUM_THREADS."""
+    script(tmp_path, "import torch\nprint(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())")
+    more = {"MKL_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "1", **more), 120)
+    assert code == 0, err
+    planned, used = out.split()
+    assert used == planned
+    assert f"MKL_NUM_THREADS=1 gives way to the launcher's OMP_NUM_THREADS={planned}" in err
+    assert "OMP_THREAD_LIMIT=1 gives way" in err
+
+
 @pytest.mark.reliability
 def test_a_library_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
     """The linker prints one line and starts the program without the library."""

@@ -37,7 +37,7 @@ _MEANINGS = {
     "WHET_INT8": "which products of a linear layer run in 8 bits",
     "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",
     "WHET_RUN": "whether whet run changes the models of a script (on), or runs it as if whet were not there (off)",
-    "WHET_RESUME": "whether a training that is not told where to begin resumes from its newest checkpoint",
+    "WHET_RESUME": "whether a training that names no checkpoint resumes from the newest of its folder",
     "WHET_IMPORTS": "whether a command imports parts of packages once it uses them, or as torch and transformers do",
 }
 _OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")

@@ -167,7 +167,7 @@ def restarted(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def resumes_unasked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this command may be one that was started again, which resumes without being told to.
+    """Return whether this command may be one that was started again, which resumes unasked.
 
     A pod cannot know whether it takes the place of another one: there WHET_RESUME=auto says so.
     """
