@@ -257,6 +257,7 @@ def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
     ("number", "save_s"),
     [
         (signal.SIGTERM, 0.5),
+        (signal.SIGUSR1, 0.5),  # which Slurm sends before the time is up
         *(
             pytest.param(one, 5, marks=pytest.mark.reliability)
             for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -272,7 +273,7 @@ def save(number, frame):
     time.sleep(save_s)
     open(f"saved-{rank}", "w").write(str(number))
     sys.exit(75)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, save)
 open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
 time.sleep(600)
@@ -283,6 +284,27 @@ time.sleep(600)
     code, _, _ = ended(process)
     assert code == 75
     assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(number))] * 2
+
+
+def test_a_signal_to_every_process_of_a_job_leaves_ranks_the_time_to_save(tmp_path: Path) -> None:
+    """As Slurm and systemd send it: also to the processes around the ranks, which is no failure of another rank."""
+    script(tmp_path, """
+def save(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # it comes from Slurm and from the launcher
+    time.sleep(5)
+    open(f"saved-{rank}", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    ranks = set(pids(tmp_path, 4))
+    around = [int(Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1]) for one in ranks]
+    for one in (*around, *ranks, process.pid):
+        os.kill(one, signal.SIGTERM)
+    assert ended(process)[0] == 75
+    assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
 @pytest.mark.reliability

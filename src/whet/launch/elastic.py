@@ -62,8 +62,8 @@ class Meeting:
 def run(start: Start, *, max_restarts: int, meeting: Meeting) -> Outcome:
     """Start the ranks of this machine and wait until all have ended.
 
-    When one fails, the others here get SIGTERM at once and SIGKILL 4 seconds later. A signal to this process is passed
-    on to all ranks here, which may then save; a second one kills them.
+    When one fails, the others here get SIGTERM at once and SIGKILL 4 seconds later. A signal of `rank.ENDING` to this
+    process is passed on to all ranks here, which may then save; a second one kills them.
     """
     words, held = without_secrets(start.command)
     several = len(start.ranks) > 1 or meeting.n_nodes > 1
@@ -302,6 +302,8 @@ def _outcome(
     code = EXIT_OK if failed is None else failed.code
     if stopped_by is not None and not last:
         code = 128 + stopped_by
+    elif failed is None and not last:  # the launcher of several hosts is gone before any rank ran
+        code = EXIT_IO
     return Outcome(code, failed, stopped_by)
 
 
