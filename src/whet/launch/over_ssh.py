@@ -378,7 +378,9 @@ def _asked(job: _Job, host: Host) -> _Found | Problem:
     words = line.split()[1:]
     with suppress(ValueError):
         software = json.loads(text[text.index("\n{", text.index(line)) :])["software"]
-        return _Found(host, tuple(words[:2]), tuple(words[2:]), software)
+        # without ssh it is the launcher's own connection, that of the user's login
+        connection = () if is_this_machine(host.name, job.several.ssh_command) else tuple(words[2:])
+        return _Found(host, tuple(words[:2]), connection, software)
     return problem(host.name, done.returncode, done.stderr.decode("utf-8", "replace").splitlines())
 
 
