@@ -159,6 +159,14 @@ def test_one_rank_is_a_plain_process(tmp_path: Path) -> None:
     assert (code, out) == (0, "[] ['--', '--x', '1']\n")
 
 
+def test_one_rank_has_no_logs_that_must_be_writable(tmp_path: Path) -> None:
+    """As in a folder that is mounted to be read: here its name is taken by a file."""
+    script(tmp_path, "print('ran')")
+    (tmp_path / "launch-logs").write_text("a file")
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "1"))
+    assert (code, out) == (0, "ran\n"), err
+
+
 def test_ranks_find_each_other_through_torch_distributed(tmp_path: Path) -> None:
     script(tmp_path, """
 import torch, torch.distributed as dist
