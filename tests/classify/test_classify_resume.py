@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import equal
 
 from text_tasks import load, topic_rows, words, write_csv
+from whet.cli.main import run
 
 _DEADLINE_S = 300.0
 
@@ -58,3 +59,26 @@ def test_a_killed_run_resumes_bitwise(sentence_encoder: Path, tmp_path: Path, ki
     assert found.keys() == wanted.keys()
     assert all(equal(found[name], wanted[name]) for name in wanted)
     assert load(cut, "eval_results.json")["eval_loss"] == load(tmp_path / "whole", "eval_results.json")["eval_loss"]
+
+
+def test_command_in_a_new_pod_continues_and_its_settings_file_names_the_first_checkpoint(
+    sentence_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file counts as long as the folder has no later checkpoint of the run that began there."""
+    file = write_csv(tmp_path / "topics.csv", topic_rows())
+    options = {"train_file": file, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    base = words("classify", sentence_encoder, tmp_path / "base", "--do_train", **options, max_steps=4)
+    assert run(base) == 0
+    settings = tmp_path / "run.yaml"
+    settings.write_text(f"resume_from_checkpoint: {tmp_path / 'base' / 'checkpoint-2'}\n", "utf-8")
+    monkeypatch.setenv("WHET_RESUME", "auto")
+    capsys.readouterr()
+    for step, max_steps in ((2, 6), (6, 8)):
+        line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options, max_steps=max_steps)
+        assert run([*line, "--config", str(settings)]) == 0
+        assert f"resumes    after step {step} of {max_steps}" in capsys.readouterr().out
+    assert not list((tmp_path / "out").glob("abandoned-*"))
+    plain = words("classify", sentence_encoder, tmp_path / "base", "--do_train", **options, max_steps=6)
+    assert run(plain) == 0, "nothing is asked for: the newest"
+    assert "resumes    after step 4 of 6" in capsys.readouterr().out
+    assert run([*plain, "--overwrite_output_dir"]) == 78

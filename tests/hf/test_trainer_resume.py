@@ -143,6 +143,69 @@ def _but(given: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key != name}
 
 
+class BeganAt(transformers.TrainerCallback):
+    """Adds the step that a training begins after to a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        with self._file.open("a") as file:
+            file.write(f"{state.global_step} ")
+
+
+_BY_TORCHRUN = {"TORCHELASTIC_MAX_RESTARTS": "3"}
+_IN_A_POD = {"WHET_RESUME": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (_BY_TORCHRUN, "base"), (_IN_A_POD, "other"),
+        *(pytest.param(*one, marks=pytest.mark.night) for one in ((_BY_TORCHRUN, "other"), (_IN_A_POD, "base"))),
+    ],
+)  # fmt: skip
+def test_restart_of_a_training_that_names_its_checkpoint_keeps_what_it_has_saved(
+    variables: dict[str, str], place: str, tmp_path: Path
+) -> None:
+    """Killed before its first save it begins there again, though the folder has the later ones that it goes back from.
+
+    After its first save it continues from its own newest checkpoint.
+    """
+    forked(lambda _: classify(tmp_path / "base").train(), tmp_path / "b")
+    out, named = tmp_path / place, str(tmp_path / "base" / "checkpoint-4")
+
+    def attempt(number: int, *callbacks: Any) -> list[int]:
+        def train(_rank: int) -> None:
+            os.environ.update(variables)
+            if "WHET_RESUME" not in variables:
+                os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            classify(out, BeganAt(tmp_path / "began"), *callbacks).train(named)
+
+        return forked(train, tmp_path / f"a{number}")
+
+    assert attempt(0, KillAt("on_step_end", 6)) == [-signal.SIGKILL]
+    assert attempt(1, KillAt("on_step_end", 10)) == [-signal.SIGKILL], output(tmp_path / "a1")
+    assert attempt(2) == [0], output(tmp_path / "a2")
+    assert (tmp_path / "began").read_text() == "4 4 8 "
+    aside = {path.name for path in out.glob("abandoned-*/*")}
+    assert aside == ({"checkpoint-8", "checkpoint-12"} if place == "base" else set())
+    assert {path.name for path in out.glob("checkpoint-*")} >= {"checkpoint-8", "checkpoint-12"}
+
+
+def test_training_of_a_new_pod_continues_and_the_next_one_in_its_folder_begins(tmp_path: Path) -> None:
+    """A script says nothing of resuming; its second training in the folder is another one in every pod."""
+
+    def train(*callbacks: Any) -> None:
+        os.environ.update(_IN_A_POD)
+        for seed in (1, 2):
+            classify(tmp_path / "out", BeganAt(tmp_path / "began"), *callbacks, seed=seed).train()
+
+    assert forked(lambda _: train(KillAt("on_step_end", 6)), tmp_path / "a") == [-signal.SIGKILL]
+    assert forked(lambda _: train(), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "0 4 0 "
+
+
 def test_handlers_of_the_program_stay(tmp_path: Path) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))

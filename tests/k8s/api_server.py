@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -16,7 +17,7 @@ from crd_schema import findings
 
 Object = dict[str, Any]
 RESOURCES = {
-    "v1": {"pods": "Pod", "services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"},
+    "v1": {"events": "Event", "pods": "Pod", "services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"},
     "batch/v1": {"jobs": "Job"},
     "kubeflow.org/v1": {"pytorchjobs": "PyTorchJob"},
     "trainer.kubeflow.org/v1alpha1": {"trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime"},
@@ -42,6 +43,8 @@ class Cluster:
         """Groups whose definitions are not installed."""
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         """(method, plural) -> an answer of its own."""
+        self.hangs: dict[tuple[str, str], Callable[[], None]] = {}
+        """(method, plural) -> what happens in place of an answer, for as long as the client waits."""
         self.log_answers: list[tuple[int, str]] = []
         """Answers to the next questions for a log, before its lines; (0, "") closes the connection."""
         self.log_queries: list[dict[str, str]] = []
@@ -69,6 +72,15 @@ def claim(name: str, mode: str) -> Object:
     return {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
         "spec": {"accessModes": [mode]},
+    }  # fmt: skip
+
+
+def event(job: str, reason: str, message: str) -> Object:
+    """Return an event about a job, as a controller reports it."""
+    about = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "namespace": "ml"}
+    return {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{job}.1"}, "involvedObject": about,
+        "type": "Warning", "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:00Z", "count": 1,
     }  # fmt: skip
 
 
@@ -154,6 +166,12 @@ class Handler(BaseHTTPRequestHandler):
         own = self.cluster.answers.get((method, plural))
         if own is not None:
             return self._status(*own)
+        if (method, plural) in self.cluster.hangs:
+            self.cluster.hangs[method, plural]()
+            self.close_connection = True
+            self.connection.settimeout(60)
+            self.connection.recv(1)
+            return None
         return self._act(method, namespace, plural, name, {k: v[0] for k, v in parse_qs(url.query).items()})
 
     def _act(self, method: str, namespace: str, plural: str, name: list[str], query: dict[str, str]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Cluster
+from api_server import Cluster, event
 from kubeconfigs import kubeconfig
 from plans import BASE, pod_of, words
 
@@ -38,7 +41,8 @@ def ask_kubectl(*given: str, text: str = "") -> str:
 
 
 def names(cluster: Cluster) -> set[tuple[str, str]]:
-    return {(plural, name) for plural, _, name in cluster.objects if plural not in ("pods", "persistentvolumeclaims")}
+    others = ("events", "pods", "persistentvolumeclaims")
+    return {(plural, name) for plural, _, name in cluster.objects if plural not in others}
 
 
 @pytest.mark.slow
@@ -52,8 +56,11 @@ def test_a_job_is_submitted_and_the_printed_commands_follow_and_delete_it(
     out = submitted(capfd, kind=kind, nodes=2, **access)
     assert out.count("created ") == len(PLURALS[kind])
     assert names(cluster) == {(plural, "squad") for plural in PLURALS[kind]}
-    see, follow, delete = (shlex.split(line.partition(":")[2])[1:] for line in out.splitlines() if "kubectl" in line)
+    cluster.add("events", event("squad", "FailedCreate", "exceeded quota: team, requested: cpu=16"))
+    printed = [line.partition(":")[2] for line in out.splitlines() if "kubectl" in line]
+    see, why, follow, delete = (shlex.split(line)[1:] for line in printed)
     assert {"squad", "pod/"} <= {word for word in ("squad", "pod/") if word in ask_kubectl(*see, "-o", "name")}
+    assert "exceeded quota: team" in ask_kubectl(*why, "-o", "json")
     assert ask_kubectl(*follow).splitlines() == [f"step {step} of pod 0" for step in range(3)]
     ask_kubectl(*delete, "--wait=false")
     assert names(cluster) == set()
@@ -77,6 +84,21 @@ def test_nothing_is_left_of_a_job_that_is_refused(
     code, said = refused(capfd, kind=kind, nodes=2)
     assert (code, "too large" in said) == (78, True)
     assert names(cluster) == set()
+
+
+@pytest.mark.parametrize(("how", "wanted"), [("no answer", 74), ("interrupt", 130)])
+def test_nothing_is_left_of_a_job_whose_creation_does_not_end(
+    how: str, wanted: int, cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Service was created, and the cluster does not answer for the Job: no time is left, or the user has none."""
+    monkeypatch.setattr("whet.kubernetes.run._LONGEST_S", 5 if how == "no answer" else 60)
+    interrupts = partial(os.kill, os.getpid(), signal.SIGINT)
+    cluster.hangs["POST", "jobs"] = interrupts if how == "interrupt" else lambda: None
+    code, said = refused(capfd, kind="job", nodes=2)
+    assert (code, names(cluster)) == (wanted, set()), said
+    ours = "app.kubernetes.io/managed-by=whet,app.kubernetes.io/instance=squad"
+    assert f"run: kubectl delete job,service -l {ours}" in said
+    assert ("POST", "/api/v1/namespaces/ml/services") in cluster.asked
 
 
 REFUSALS: dict[str, tuple[int, str, int, str]] = {

@@ -63,12 +63,7 @@ def test_a_flag_that_contradicts_the_file_is_refused(place: Path, capfd: pytest.
 def test_a_good_file_passes_and_reaches_the_pod(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = written(place, "run.yaml", GOOD)
     said = pod_of(rendered(capfd, "qa", file))["containers"][0]["command"]
-    assert said[-4:] == ["qa", file, "--resume_from_checkpoint", "auto"]
-
-
-def test_a_file_that_says_where_to_resume_decides(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = written(place, "run.yaml", {**GOOD, "resume_from_checkpoint": "/output/run/checkpoint-3"})
-    assert pod_of(rendered(capfd, "qa", file))["containers"][0]["command"][-2:] == ["qa", file]
+    assert said[-2:] == ["qa", file]
 
 
 def test_files_that_are_not_here_are_named(capfd: pytest.CaptureFixture[str]) -> None:

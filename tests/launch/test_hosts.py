@@ -28,6 +28,16 @@ def test_ranks_of_two_hosts_compute_together(hosts: Cluster, tmp_path: Path) -> 
     assert "2 ranks on 2 hosts" in err
 
 
+def test_the_users_own_login_does_not_decide_where_ranks_meet(hosts: Cluster, tmp_path: Path) -> None:
+    """They log in to the first host from another network than that of the hosts."""
+    script(tmp_path, ALL_REDUCE)
+    login = "192.0.2.7 50022 192.0.2.1 22"
+    options = ("--nproc_per_node", "1", "--dry_run")
+    code, _, err = ended(hosts.over_ssh("h1,h2", *options, folder=tmp_path, SSH_CONNECTION=login))
+    assert code == 0, err
+    assert "2 ranks on 2 hosts, master 10.77.0.1 port" in err
+
+
 def test_a_rank_that_fails_stops_all_hosts_within_five_seconds(hosts: Cluster, tmp_path: Path) -> None:
     """Even a rank that ignores SIGTERM; the end of the failed rank's output is shown."""
     script(tmp_path, f"""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_launch_ranks import ended, launched, linux, pids, script, two_cores
 
+from whet.errors import EXIT_IO
 from whet.launch import rank
+from whet.launch.arguments import HostsArguments, LaunchArguments
+from whet.launch.over_ssh import Orders
 
 pytestmark = [linux, two_cores, pytest.mark.slow]
 
@@ -88,6 +99,58 @@ def test_a_signal_ends_the_ranks_for_good_however_they_end(tmp_path: Path) -> No
     code, _, err = ended(process)
     assert code == 128 + signal.SIGTERM, err
     assert [(tmp_path / f"started-{n}").read_text() for n in range(2)] == ["x", "x"]
+
+
+_WAITS = b"waiting for node 1 of 2"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _waits(process: subprocess.Popen[bytes]) -> None:
+    """Read what a launcher says until it waits for another node."""
+    assert process.stderr is not None
+    said = b""
+    while _WAITS not in b" ".join(said.split()):
+        more = os.read(process.stderr.fileno(), 1 << 16)
+        assert more, said
+        said += more
+
+
+@contextmanager
+def _waiting(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    script(folder, "")
+    pipe = subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-m", *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe)
+    with started as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_signal_before_any_rank_runs_is_no_success(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--node_rank", "0", "--master_addr", "127.0.0.1", "--master_port", str(_free_port()))
+    with _waiting(tmp_path, "whet", "launch", *words, "--nproc_per_node", "1", "--", "train.py") as process:
+        _waits(process)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 128 + signal.SIGUSR1
+
+
+def test_a_node_whose_launcher_is_gone_before_any_rank_runs_is_no_success(tmp_path: Path) -> None:
+    asked: dict[str, Any] = asdict(LaunchArguments(nproc_per_node="1", command=("train.py",)))
+    place = asdict(HostsArguments(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=_free_port()))
+    orders = Orders(asked, place, str(tmp_path), {}, (), (), silence_s=60)
+    with _waiting(tmp_path, "whet.launch") as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asdict(orders)).encode() + b"\n")
+        process.stdin.flush()
+        _waits(process)
+        process.stdin.close()
+        assert process.wait(30) == EXIT_IO
 
 
 @pytest.mark.reliability

@@ -159,6 +159,14 @@ def test_one_rank_is_a_plain_process(tmp_path: Path) -> None:
     assert (code, out) == (0, "[] ['--', '--x', '1']\n")
 
 
+def test_one_rank_has_no_logs_that_must_be_writable(tmp_path: Path) -> None:
+    """As in a folder that is mounted to be read: here its name is taken by a file."""
+    script(tmp_path, "print('ran')")
+    (tmp_path / "launch-logs").write_text("a file")
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "1"))
+    assert (code, out) == (0, "ran\n"), err
+
+
 def test_ranks_find_each_other_through_torch_distributed(tmp_path: Path) -> None:
     script(tmp_path, """
 import torch, torch.distributed as dist
@@ -257,6 +265,7 @@ def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
     ("number", "save_s"),
     [
         (signal.SIGTERM, 0.5),
+        (signal.SIGUSR1, 0.5),  # which Slurm sends before the time is up
         *(
             pytest.param(one, 5, marks=pytest.mark.reliability)
             for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -272,7 +281,7 @@ def save(number, frame):
     time.sleep(save_s)
     open(f"saved-{rank}", "w").write(str(number))
     sys.exit(75)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, save)
 open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
 time.sleep(600)
@@ -283,6 +292,27 @@ time.sleep(600)
     code, _, _ = ended(process)
     assert code == 75
     assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(number))] * 2
+
+
+def test_a_signal_to_every_process_of_a_job_leaves_ranks_the_time_to_save(tmp_path: Path) -> None:
+    """As Slurm and systemd send it: also to the processes around the ranks, which is no failure of another rank."""
+    script(tmp_path, """
+def save(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # it comes from Slurm and from the launcher
+    time.sleep(5)
+    open(f"saved-{rank}", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    ranks = set(pids(tmp_path, 4))
+    around = [int(Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1]) for one in ranks]
+    for one in (*around, *ranks, process.pid):
+        os.kill(one, signal.SIGTERM)
+    assert ended(process)[0] == 75
+    assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
 @pytest.mark.reliability
@@ -324,6 +354,43 @@ def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
     code, out, err = ended(launched(tmp_path, *options, CONDA_PREFIX=str(tmp_path / "conda")))
     assert (code, out) == (0, "True\n"), err
     assert "preloaded: libjemalloc.so.2" in err
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "loaded"),
+    [
+        ("jemalloc", "preloaded: libjemalloc.so.2", "['libjemalloc.so.2']"),
+        pytest.param("default", "preloaded: nothing", "[]", marks=pytest.mark.reliability),
+        ("auto", "preloaded: libtcmalloc.so", "['libtcmalloc.so']"),
+    ],
+)
+def test_the_allocator_that_is_asked_for_serves_a_rank_whose_user_preloads_another(
+    asked: str, shown: str, loaded: str, tmp_path: Path
+) -> None:
+    a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
+    theirs = a_library(tmp_path / "theirs" / "libtcmalloc.so")
+    script(tmp_path, """
+maps = open("/proc/self/maps").read()
+print([name for name in ("libjemalloc.so.2", "libtcmalloc.so") if f"/{name}" in maps])
+""")  # fmt: skip
+    options = ("--memory_allocator", asked, "--nproc_per_node", "1")
+    more = {"CONDA_PREFIX": str(tmp_path / "conda"), "LD_PRELOAD": str(theirs)}
+    code, out, err = ended(launched(tmp_path, *options, **more))
+    assert (code, out) == (0, f"{loaded}\n"), err
+    assert shown in err
+    assert ("gives way to --memory_allocator" in err) == (asked != "auto")
+
+
+def test_torch_computes_with_the_threads_of_the_plan(tmp_path: Path) -> None:
+    """torch reads MKL_NUM_THREADS, which many shells set, before OMP_NUM_THREADS."""
+    script(tmp_path, "import torch\nprint(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())")
+    more = {"MKL_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "1", **more), 120)
+    assert code == 0, err
+    planned, used = out.split()
+    assert used == planned
+    assert f"MKL_NUM_THREADS=1 gives way to the launcher's OMP_NUM_THREADS={planned}" in err
+    assert "OMP_THREAD_LIMIT=1 gives way" in err
 
 
 @pytest.mark.reliability

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_launch_ranks import ended, gone, launched, linux, pids, script, two_cores
@@ -13,6 +15,7 @@ pytestmark = [linux, two_cores, pytest.mark.slow]
 
 _FAKE = """#!/bin/sh
 # NAME COMMAND: a host that has the given name, and what the variable EDIT_NAME (a command of sed) makes of its answers
+[ -e gone-$1 ] && { echo "Connection refused" >&2; exit 255; }
 printf 'a line of its start files'
 case "$2" in
 *doctor*)
@@ -23,12 +26,15 @@ esac
 """
 
 
-def _over(folder: Path, hosts: str, *options: str, **more: str) -> subprocess.Popen[str]:
+def _usual(folder: Path, hosts: str) -> tuple[str, ...]:
     fake = folder / "fake-ssh"
     fake.write_text(_FAKE, "utf-8")
     fake.chmod(0o755)
-    usual = ("--hosts", hosts, "--ssh_command", str(fake), "--master_addr", "127.0.0.1", "--nproc_per_node", "1")
-    return launched(folder, *usual, *options, **more)
+    return ("--hosts", hosts, "--ssh_command", str(fake), "--master_addr", "127.0.0.1", "--nproc_per_node", "1")
+
+
+def _over(folder: Path, hosts: str, *options: str, **more: Any) -> subprocess.Popen[str]:
+    return launched(folder, *_usual(folder, hosts), *options, **more)
 
 
 def _refused(process: subprocess.Popen[str]) -> str:
@@ -102,3 +108,47 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     assert gone(every, within=8)
     process.communicate()
+
+
+_LOSES_A_HOST = """
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if rank == 1:
+        open("gone-b", "w").close()
+        if sys.argv[1] == "returns":
+            subprocess.Popen(["sh", "-c", "sleep 6; rm gone-b"], start_new_session=True)
+        os.kill(parent(os.getppid()), signal.SIGKILL)
+    time.sleep(600)
+"""
+_SHORT_WAIT = """
+import sys
+from whet.launch import over_ssh
+over_ssh._RETURNS_S, over_ssh._ASKS_AGAIN_S = 1.0, 0.5
+from whet.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.reliability
+def test_a_restart_waits_for_a_host_that_was_lost(tmp_path: Path) -> None:
+    script(tmp_path, _LOSES_A_HOST)
+    code, _, err = ended(_over(tmp_path, "a,b", "--max_restarts", "1", command=("train.py", "returns")), 180)
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert "restart 1 of 1, on all hosts" in said
+    assert "waiting for the hosts, for 5m00s at most: b cannot be reached (Connection refused)" in said
+
+
+@pytest.mark.reliability
+def test_hosts_that_stay_away_use_the_restarts_up_and_the_failure_is_that_of_the_run(tmp_path: Path) -> None:
+    script(tmp_path, _LOSES_A_HOST)
+    words = [*_usual(tmp_path, "a,b"), "--max_restarts", "2", "--", "train.py", "stays"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SHORT_WAIT, "launch", *words], cwd=tmp_path, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    code, _, err = ended(process, 180)
+    assert code == 74, err
+    assert " ".join(err.split()).count("the hosts did not come back within") == 2

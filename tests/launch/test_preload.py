@@ -63,6 +63,36 @@ def test_the_order_is_allocator_then_openmp(tmp_path: Path) -> None:
     assert start.choose_libraries("default", "default").paths == ()
 
 
+@pytest.mark.parametrize(
+    ("asked", "added", "stays", "gives_way"),
+    [
+        ("jemalloc", "libjemalloc.so.2", "libother.so", "libtcmalloc.so gives way to --memory_allocator jemalloc"),
+        ("default", None, "libother.so", "libtcmalloc.so gives way to --memory_allocator default"),
+        ("tcmalloc", "libtcmalloc.so.4", "libother.so", "libtcmalloc.so gives way to --memory_allocator tcmalloc"),
+        ("auto", None, "libtcmalloc.so libother.so", ""),
+    ],
+)
+def test_allocator_that_the_user_preloads_gives_way_to_the_option_alone(
+    asked: start.Allocator, added: str | None, stays: str, gives_way: str, tmp_path: Path
+) -> None:
+    """As in the image of whet, which preloads one: the first allocator in LD_PRELOAD is the one that serves."""
+    for name in ("libjemalloc.so.2", "libtcmalloc.so.4"):
+        a_library(tmp_path / "lib" / name)
+    given = {"CONDA_PREFIX": str(tmp_path), "LD_PRELOAD": "/opt/libtcmalloc.so:/opt/libother.so"}
+    found = start.choose_libraries(asked, "default", given)
+    assert [Path(one).name for one in found.every] == [*stays.split(), *([added] if added else [])]
+    assert [note.partition("/opt/")[2] for note in found.notes] == ([gives_way] if gives_way else [])
+
+
+def test_library_that_the_user_preloads_and_the_option_names_is_loaded_once(tmp_path: Path) -> None:
+    own = a_library(tmp_path / "lib" / "libiomp5.so")
+    given = {"CONDA_PREFIX": str(tmp_path), "LD_PRELOAD": str(own)}
+    named = start.choose_libraries("default", "intel", given)
+    assert (named.every, named.notes) == ((str(own),), ())
+    assert start.choose_libraries("default", "auto", given).every == (str(own),)
+    assert start.choose_libraries("default", "default", given).every == ()
+
+
 @pytest.mark.skipif(ctypes.util.find_library("iomp5") is not None, reason="this machine has libiomp5")
 def test_a_library_that_is_asked_for_and_missing_is_refused(tmp_path: Path) -> None:
     if start.choose_libraries("default", "auto").openmp is not None:

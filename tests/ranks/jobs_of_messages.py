@@ -108,6 +108,27 @@ def exchanges(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"same": same, "first": same_value(first, kinds_of_values(0)), "refused": refused}
 
 
+def copies(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Overwrite tensors of every layout and type by those of rank 0, and return whether all else stayed."""
+    joined = group.join(None, 20)
+    assert joined is not None
+    (held, views), (_, wanted) = _layouts(rank), _layouts(0)
+    joined.copy_from_first(list(views.values()))
+    beyond = held[:, 3:].tolist() == _layouts(rank)[0][:, 3:].tolist()
+    return {"same": [name for name in views if views[name].tolist() == wanted[name].tolist()], "beyond": beyond}
+
+
+def _layouts(rank: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return memory of this rank, and tensors of which some are parts of it."""
+    held = torch.arange(24.0).reshape(4, 6) + 100 * rank
+    row = torch.arange(6) + rank
+    types = {str(one): row.to(one) for one in (torch.int16, torch.complex64, torch.bool, torch.bfloat16)}
+    return held, {
+        "columns": held[:, :3], "turned": (torch.arange(6.0).reshape(2, 3) + rank).t(), "number": torch.tensor(rank),
+        "expanded": torch.tensor([[5.0 + rank], [7.0 + rank]]).expand(2, 4), "empty": torch.zeros(0), **types,
+    }  # fmt: skip
+
+
 def kinds_of_values(rank: int) -> dict[str, Any]:
     """Return a value of each kind that travels."""
     error = messages.error_facts(DataError(what="a", got=[1], why="b", fix="c"))

@@ -43,6 +43,7 @@ _SIZES = [1 << 50, -1]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     jobs = Jobs(tmp_path_factory.mktemp("messages"))
     jobs.add("exchanges", "exchanges", 2)
+    jobs.add("copies", "copies", 2)
     jobs.add("rogue", "meets_rogue", 2, rogue=1, messages=["pickle", *_SIZES, *(one for one, _ in _FORGED.values())])
     jobs.add("rogue rank 0", "meets_rogue", 2, rogue=0, messages=["to all"])
     args: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
@@ -85,6 +86,13 @@ def test_values_of_every_kind_arrive_as_they_were_sent(found: Jobs) -> None:
     for rank in found["exchanges", 2]:
         assert rank["same"] == [True, True]
         assert rank["first"]
+
+
+def test_weights_of_every_layout_and_type_become_those_of_rank_0(found: Jobs) -> None:
+    """Parts of other tensors and expanded ones, as buffers and parameters may be; what lies around them stays."""
+    wanted = ["columns", "turned", "number", "expanded", "empty", "torch.int16", "torch.complex64", "torch.bool",
+              "torch.bfloat16"]  # fmt: skip
+    assert found["copies", 2] == [{**rank, "same": wanted, "beyond": True} for rank in found["copies", 2]]
 
 
 def test_value_that_cannot_travel_ends_all_ranks_with_its_class(found: Jobs) -> None:

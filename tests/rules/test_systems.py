@@ -42,8 +42,8 @@ _ALLOWED: dict[str, tuple[str, set[str]]] = {
     "launch/pinning.py": ("`can_bind` comes first", {"os.sysconf"}),
     "launch/rank.py": (
         _LAUNCH,
-        {"os.kill", "os.killpg", "signal.SIGHUP", "signal.SIGKILL", "signal.SIGQUIT", "signal.SIGUSR1", "preexec_fn",
-         "start_new_session", "/proc/", "CDLL(None)"},
+        {"os.kill", "os.killpg", "signal.SIGHUP", "signal.SIGKILL", "signal.SIG_BLOCK", "signal.pthread_sigmask",
+         "signal.sigtimedwait", "preexec_fn", "start_new_session", "/proc/", "CDLL(None)"},
     ),
     "run/script.py": (
         "`require_linux` comes first",

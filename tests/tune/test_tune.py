@@ -377,3 +377,18 @@ def test_nothing_to_search_and_unknown_task_are_refused(
     assert "nothing is searched" in capsys.readouterr().err
     assert run(["tune", "sort", "--search", "learning_rate=1:2"]) == EXIT_BAD_CONFIG
     assert "the task to tune is unknown" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_search_in_a_new_pod_continues(
+    encoder: Path, topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trials begin: each has a folder of its own."""
+    argv = command(encoder, topics, tmp_path / "out", "learning_rate=1e-4,1e-3", trials=1)
+    monkeypatch.setenv("WHET_RESUME", "auto")
+    assert run(argv) == 0
+    capsys.readouterr()
+    first = (tmp_path / "out" / "trial-0" / "all_results.json").read_bytes()
+    assert run(argv) == 0
+    assert "1 trial known" in capsys.readouterr().out
+    assert (tmp_path / "out" / "trial-0" / "all_results.json").read_bytes() == first

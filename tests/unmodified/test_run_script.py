@@ -99,6 +99,19 @@ def test_off_is_python_itself(folder: Path) -> None:
     assert run.stdout.startswith("True ")
 
 
+def test_threads_that_the_user_has_set_stay_and_an_allocator_gives_way_to_the_option(folder: Path) -> None:
+    theirs = folder / "libtcmalloc.so"
+    theirs.symlink_to(next(place for place in Path("/").glob("lib*/*linux-gnu/libm.so.6")))
+    (folder / "show.py").write_text(
+        "import os\nnames = ('MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'LD_PRELOAD')\n"
+        "print([os.environ.get(name) for name in names])\n", "utf-8",
+    )  # fmt: skip
+    command = ("-m", "whet", "run", "--memory_allocator", "default", "--openmp", "default", "show.py")
+    run = started(folder, *command, MKL_NUM_THREADS="3", OMP_NUM_THREADS="", LD_PRELOAD=str(theirs))
+    assert run.stdout == "['3', '', None]\n", run.stderr
+    assert f"{theirs.name} gives way to --memory_allocator default" in " ".join(run.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

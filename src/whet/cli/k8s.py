@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from whet.cli.commands import COMMANDS, RANKED, RESUMABLE, command
+from whet.cli.commands import COMMANDS, RANKED, command
 from whet.config.command_line import Command
 from whet.kubernetes.arguments import KubernetesArguments
 
@@ -11,7 +11,7 @@ def _run(asked: KubernetesArguments) -> int:
     from whet.kubernetes.plan import OwnCommands
     from whet.kubernetes.run import run_kubernetes
 
-    own = OwnCommands(names=COMMANDS, ranked=RANKED, resumable=RESUMABLE, settings=_settings)
+    own = OwnCommands(names=COMMANDS, ranked=RANKED, settings=_settings)
     return run_kubernetes(asked, own)
 
 

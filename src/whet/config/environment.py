@@ -19,8 +19,11 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_KEEP_MEMORY": ("0", "1"),
     "WHET_IMPORTS": ("delayed", "eager"),
     "WHET_RUN": ("on", "off"),
+    "WHET_RESUME": ("auto",),
 }
 """Variable -> the values that it takes. An empty variable counts as unset."""
+RESUME = "WHET_RESUME"
+"""Set where a command cannot know whether it was started before, as in a pod (`config/ranks.py`)."""
 AUTO = "WHET_AUTO"
 """What a process that `--auto` starts is to do: whet alone sets it (`jobs/trial_processes.py`)."""
 RUN_REPORTS = "WHET_RUN_REPORTS"
@@ -34,6 +37,7 @@ _MEANINGS = {
     "WHET_INT8": "which products of a linear layer run in 8 bits",
     "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",
     "WHET_RUN": "whether whet run changes the models of a script (on), or runs it as if whet were not there (off)",
+    "WHET_RESUME": "whether a training that names no checkpoint resumes from the newest of its folder",
     "WHET_IMPORTS": "whether a command imports parts of packages once it uses them, or as torch and transformers do",
 }
 _OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")

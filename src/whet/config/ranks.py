@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from whet.config.environment import RESUME
 from whet.errors import ConfigError, Problem, WhetError
 
 
@@ -118,6 +119,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 """Slurm's ranks of a node, and of how many nodes: 2(x4)."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers the batch script, and the shell of salloc, from the end of the range: one process each."""
+_MOST_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 ALONE = Place()
 
 
@@ -164,16 +166,29 @@ def restarted(environment: Mapping[str, str] = os.environ) -> bool:
     return (_number(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0) > 0
 
 
+def resumes_unasked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this command may be one that was started again, which resumes unasked.
+
+    A pod cannot know whether it takes the place of another one: there WHET_RESUME=auto says so.
+    """
+    return restarted(environment) or environment.get(RESUME) == "auto"
+
+
+def may_start_again(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this command may be started again after a failure, or is one that was."""
+    return resumes_unasked(environment) or (_number(environment, (_MOST_RESTARTS,)) or 0) > 0
+
+
 def require_output_for_restarts(*, overwrites: bool, n_restarts: int | None = None) -> None:
     """Raise ConfigError if a launcher may start this command again, and it would overwrite its output folder.
 
-    `n_restarts` is how often; None: what torchrun's variables say.
+    `n_restarts` is how often; None: what torchrun's variables, or those of a pod, say.
     """
-    most = _number(os.environ, ("TORCHELASTIC_MAX_RESTARTS",)) if n_restarts is None else n_restarts
-    if overwrites and most:
+    most = _number(os.environ, (_MOST_RESTARTS,)) if n_restarts is None else n_restarts
+    if overwrites and (most or (n_restarts is None and resumes_unasked())):
         raise ConfigError(
             what="overwrite_output_dir does not fit a command that is started again after a failure",
-            got=f"--overwrite_output_dir with up to {most} restarts",
+            got=f"--overwrite_output_dir with {f'up to {most} restarts' if most else f'{RESUME}=auto'}",
             why="a restart continues from the newest checkpoint in the folder, and that may be of the run that was to "
             "be overwritten",
             fix="leave --overwrite_output_dir out, and use a new --output_dir for a new run",

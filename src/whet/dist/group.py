@@ -310,7 +310,7 @@ class Group:
         """Overwrite these tensors with those of rank 0."""
         with self.noticing("copied weights from rank 0"), torch.no_grad():
             for tensor in tensors:
-                torch_dist.broadcast(tensor.detach(), src=0)
+                _copy_from_first(tensor.detach())
 
     def gather_rows(self, rows: Tensor, most: int) -> list[Tensor]:
         """Return each rank's `rows` (most, ...), which every rank has filled up to the same number of rows."""
@@ -368,6 +368,18 @@ class Group:
         with self.noticing("agreed with the others"):
             torch_dist.all_reduce(sent, how)
         return sent.to(numbers.device)
+
+
+def _copy_from_first(own: Tensor) -> None:
+    """Overwrite the tensor with that of rank 0, in any layout and type: gloo sends memory as it lies, of some types."""
+    for dim, stride in enumerate(own.stride()):
+        if stride == 0 and own.shape[dim] > 1:  # one element that stands for many, such as that of expand
+            own = own.narrow(dim, 0, 1)
+    sent = own.contiguous()
+    if sent.numel():
+        torch_dist.broadcast(sent.reshape(-1).view(torch.uint8), src=0)
+    if sent.data_ptr() != own.data_ptr():
+        own.copy_(sent)
 
 
 def join(backend: str | None, timeout_s: float, *, on_gpu: bool = False) -> Group | None:

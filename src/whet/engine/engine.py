@@ -21,7 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import TRAINJOB
-from whet.config.ranks import elsewhere, here, require_output_for_restarts, restarted
+from whet.config.ranks import elsewhere, here
 from whet.engine import description
 from whet.engine.batches import make_plan
 from whet.engine.loop import Outside, TrainingLoop
@@ -35,7 +35,7 @@ from whet.log import logger
 from whet.models.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
-from whet.store import compare, restore, weights
+from whet.store import compare, find, restore, weights
 from whet.store.snapshot import counters_as_saved
 from whet.watch import files as output_files
 from whet.watch import printing, progress, results, run_log
@@ -136,14 +136,14 @@ class Engine:
         align_special_tokens(self.model, self.spec.processing_class)
         follow_own_switch(self.model, self.args)
         with deterministic(self.args.full_determinism), guarded(self.args):
-            require_output_for_restarts(overwrites=self.args.overwrite_output_dir)
-            asked = resume_from_checkpoint or self.args.resume_from_checkpoint or ("auto" if restarted() else None)
-            folder = restore.agreed_folder(asked, Path(self.args.output_dir), self.sync)
+            output_dir = Path(self.args.output_dir)
+            asked = find.begins_from(resume_from_checkpoint or self.args.resume_from_checkpoint, output_dir)
+            folder = restore.agreed_folder(asked, output_dir, self.sync)
             if folder is not None:
                 self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)
             self._loop = self.new_loop()
             try:
-                return self._loop.train(folder)
+                return self._loop.train(folder, named=find.is_named(asked))
             finally:
                 self._loop = None
 

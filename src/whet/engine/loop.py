@@ -137,10 +137,13 @@ class TrainingLoop:
         """Whether the plan is done, or a callback ends the training."""
         return self.plan_step >= self.run.plan.n_steps or self.sync.stop_early(self.events.control.should_training_stop)
 
-    def train(self, folder: Path | None) -> TrainOutput:
-        """Take the remaining steps; return the last step, the mean loss and the metrics."""
+    def train(self, folder: Path | None, *, named: bool = False) -> TrainOutput:
+        """Take the remaining steps; return the last step, the mean loss and the metrics.
+
+        `named` says whether the user named the checkpoint to resume from.
+        """
         try:
-            self.start(folder)
+            self.start(folder, named=named)
             self._send("on_train_begin")
             self.outside.show_start(self.run, self.counters, self.optimizer)
         except BaseException:
@@ -177,7 +180,7 @@ class TrainingLoop:
 
     # ---- before the first step ----
 
-    def start(self, folder: Path | None) -> None:
+    def start(self, folder: Path | None, *, named: bool = False) -> None:
         """Begin at the first step, or resume from this checkpoint."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
         reset(counters, self.run.plan)
@@ -189,7 +192,7 @@ class TrainingLoop:
             self._draw_new_layers()
         self._build_parts()
         if folder is not None:
-            self.saver.resume(folder)
+            self.saver.resume(folder, named=named)
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
         else:

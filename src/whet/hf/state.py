@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whet.config.ranks import restarted
 from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
@@ -411,10 +410,14 @@ def read_state(folder: Path, name: str) -> State | None:
 class Folders:
     """The checkpoints of one training in an output folder; rank 0 writes, and all ranks learn what became of it."""
 
-    def __init__(self, output_dir: Path, resumed_from: Path | None, *, is_first: bool) -> None:
+    def __init__(
+        self, output_dir: Path, resumed_from: Path | None, *, named: bool = False, is_first: bool
+    ) -> None:  # fmt: skip
         self.output_dir, self.is_first = output_dir, is_first
-        begins = resumed_from is None
-        self.lineage = find.new_lineage() if begins else find.lineage_after_resume(resumed_from, output_dir)
+        if resumed_from is None:
+            self.lineage = find.new_lineage()
+        else:
+            self.lineage = find.lineage_after_resume(resumed_from, output_dir, named=named)
 
     def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, Any]) -> Path:
         """Publish the checkpoint of this step, which `fill(folder)` writes on every rank; return its folder.
@@ -451,12 +454,10 @@ def _lift(folder: Path) -> None:
 def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank; None: the training begins at its first step.
 
-    True, "auto", and a restart by the launcher take the newest intact one of `output_dir`; True raises ValueError if
-    there is none, as in transformers. Raises StorageError for a folder that is damaged, that holds the model alone or
+    True and "auto" take the newest intact one of `output_dir`; True raises ValueError if there is none, as in
+    transformers. Raises StorageError for a folder that is damaged, that holds the model alone or
     that whet has not written.
     """
-    if asked in (None, False) and restarted():
-        asked = "auto"
     found: str | None = None
 
     def look() -> None:

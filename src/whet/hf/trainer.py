@@ -143,8 +143,10 @@ class Trainer(transformers.Trainer):
         """Train as transformers' Trainer does; see there. `resume_from_checkpoint` also takes "auto".
 
         True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
-        is none. Raises StorageError for a checkpoint that is damaged or was not written by whet, Stopped (exit 75) or
-        KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
+        is none, and None means "auto" where a launcher or a pod may have started this process again. A restart takes
+        the newest one, too, once this training has saved later ones than the checkpoint that is named. Raises
+        StorageError for a checkpoint that is damaged or was not written by whet, Stopped (exit 75) or KeyboardInterrupt
+        after a signal, and NonFiniteError (exit 70).
         """
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
@@ -152,8 +154,11 @@ class Trainer(transformers.Trainer):
         hears = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if hears else nullcontext()
         with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
-            folder = folder_to_resume(resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero())
-            self._folders = Folders(output_dir, folder, is_first=self.is_world_process_zero())
+            asked = find.begins_from(resume_from_checkpoint, output_dir)
+            folder = folder_to_resume(asked, output_dir, is_first=self.is_world_process_zero())
+            self._folders = Folders(
+                output_dir, folder, named=find.is_named(asked), is_first=self.is_world_process_zero()
+            )
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
             self._random_of_step, self._flops = None, None
             self._norms = GradientNorms(getattr(self.args, "max_nonfinite_steps", 0))

@@ -19,7 +19,7 @@ from typing import Any
 
 from whet import json_output, log, report
 from whet.config.arguments import TrainingArguments
-from whet.config.ranks import require_one_process, require_output_for_restarts, restarted
+from whet.config.ranks import require_one_process, require_output_for_restarts
 from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME
 from whet.config.settings import refuse
 from whet.errors import ConfigError, WhetError
@@ -29,15 +29,21 @@ from whet.jobs.fields import JobFields
 from whet.jobs.places import logging_dir_in, may_hold_files, require_places
 from whet.jobs.splits import SPLITS
 from whet.jobs.task import Shown, Task
+from whet.store import find
 from whet.watch import files as output_files
 from whet.watch import lock, printing, results, run_log, stop, table
 
 
 def _continued(args: TrainingArguments) -> TrainingArguments:
-    """Return the settings of a command that its launcher started again: it resumes from the newest checkpoint."""
+    """Return the settings of a command that its launcher may have started again: it resumes where it was."""
     require_output_for_restarts(overwrites=args.do_train and args.overwrite_output_dir)
-    resumes = restarted() and args.do_train and args.resume_from_checkpoint is None
-    return replace(args, resume_from_checkpoint="auto") if resumes else args
+    return resumed(args) if args.do_train else args
+
+
+def resumed(args: TrainingArguments) -> TrainingArguments:
+    """Return the settings with the checkpoint that a command resumes from if it may have been started again."""
+    asked = find.resumes_from(args.resume_from_checkpoint, Path(args.output_dir))
+    return args if asked == args.resume_from_checkpoint else replace(args, resume_from_checkpoint=asked)
 
 
 @contextmanager
@@ -49,7 +55,7 @@ def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
         lack = None if isinstance(error, WhetError) or not args.do_train else memory.lack(error)
         if lack is None:
             raise
-        from whet.store import find, write
+        from whet.store import write
 
         with suppress(OSError):
             if newest := find.would_resume(Path(args.output_dir)):

@@ -31,6 +31,7 @@ from typing import Any
 from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.config.command_line import kinds_of, without
+from whet.config.environment import RESUME
 from whet.config.fields import UPLOAD
 from whet.config.secrets import hidden, is_token
 from whet.config.settings import Names, options_of, printable
@@ -38,6 +39,7 @@ from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls
 from whet.jobs import used_again
 from whet.jobs.fields import JobFields
 from whet.jobs.places import logging_dir_in, may_hold_files, require_places
+from whet.jobs.run import resumed
 from whet.jobs.task import Task
 from whet.jobs.tune_arguments import TuneArguments, Values, seconds_of, space_of
 from whet.launch.words import without_secrets
@@ -85,6 +87,7 @@ class _Outcome:
 def tune(task: Task, asked: TuneArguments, job: JobFields, args: TrainingArguments) -> int:
     """Run the search and return the exit code. Raises Stopped if a signal comes."""
     optuna = require("optuna", needed_for="whet tune", install=extra("optuna"))
+    args = resumed(args)
     space = space_of(asked, job, args)
     printing.configure(args)
     lock.refuse_taken(Path(args.output_dir))
@@ -598,7 +601,8 @@ def _words_of_training(
 def _process(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs these words of whet's, and its environment, which has the secrets among them."""
     command, held = without_secrets([sys.executable, "-m", "whet", *words])
-    return command, {**os.environ, **held}
+    own = {name: value for name, value in os.environ.items() if name != RESUME}  # each trial begins
+    return command, {**own, **held}
 
 
 def _forecast_s(task: str, words: Sequence[str]) -> float | None:

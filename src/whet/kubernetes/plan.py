@@ -1,7 +1,6 @@
 """The plan of a job, which every kind of manifest is made from, and what its ranks run.
 
-That is a command of whet, a script or a module; here stands what of it the pods cannot run, read or write, and how it
-continues after a restart.
+That is a command of whet, a script or a module; here stands what of it the pods cannot run, read or write.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from whet.config import deepspeed, secrets
 from whet.config.command_line import read_config
+from whet.config.environment import RESUME
 from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import read_quantity, secret_reference
@@ -136,6 +136,7 @@ def _variables(asked: KubernetesFields, n_threads: int, *, has_peers: bool) -> d
         "HOME": TEMPORARY,
         "TMPDIR": TEMPORARY,
         "PYTHONUNBUFFERED": "1",
+        RESUME: "auto",  # a pod does not know whether it is the first: the trainings in it look for checkpoints
     }
     if has_peers:
         found["GLOO_SOCKET_IFNAME"] = asked.network_interface
@@ -148,7 +149,6 @@ _STARTS_RANKS = ("launch", "k8s")
 _PRINTS = frozenset({"help", "print_config"})
 _READ_HERE = ("deepspeed", "output")
 """Options whose check looks for a file or folder on this machine; the pods have others."""
-_RESUME = "resume_from_checkpoint"
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,6 @@ class OwnCommands:
     names: Collection[str]
     ranked: Collection[str]
     """Those that several ranks can run together."""
-    resumable: Collection[str]
-    """Those that save checkpoints and can resume from them."""
     settings: Callable[[str, Sequence[str]], Sequence[object]]
     """Returns the settings of a command for its words; raises ConfigError as the command would."""
 
@@ -233,7 +231,7 @@ def _has_peers(asked: KubernetesFields) -> bool:
 
 
 def _own_words(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) -> Program:
-    """Return the words of a command of whet, with what makes it resume after a restart."""
+    """Return the words of a command of whet, once they are checked as far as this machine has their files."""
     kept, named = split(words, ("config", *_READ_HERE))
     read = [file for file in named if file.option != "output"]
     for file in named:
@@ -250,15 +248,12 @@ def _own_words(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) 
         for word, following in pairwise([*words, ""]):
             if flag(word) in _KEPT:
                 require_kept_output(flag(word), word.partition("=")[2] or following)
-        settings, notes = [], []
+        notes = []
     else:
         present = [word for file in read if file.is_here for word in (f"--{file.option}", file.path)]
         without = ["--deepspeed", "null"] if absent else []
-        settings, notes = _checked(asked, [*kept, *present, *without], own)
-    resumes = any(flag(word) == _RESUME for word in words)
-    resumes = resumes or any(getattr(one, _RESUME, None) is not None for one in settings)
-    started = [*words, *([] if resumes or words[0] not in own.resumable else [f"--{_RESUME}", "auto"])]
-    return Program(("-m", "whet", *started), (*(_unchecked(words[0], file) for file in absent), *notes))
+        notes = _checked(asked, [*kept, *present, *without], own)
+    return Program(("-m", "whet", *words), (*(_unchecked(words[0], file) for file in absent), *notes))
 
 
 def _within(config: Named, asked: KubernetesFields) -> list[Named]:
@@ -279,8 +274,8 @@ def _unchecked(name: str, file: Named) -> str:
     return f"{file.path} is not on this machine: the configuration of DeepSpeed in it was not checked"
 
 
-def _checked(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) -> tuple[Sequence[object], list[str]]:
-    """Return the settings that these words have in the pods, and notes; raises ConfigError as the pods would.
+def _checked(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) -> list[str]:
+    """Return notes about the settings that these words have in the pods; raises ConfigError as the pods would.
 
     The rules see each number of ranks that the job may have. The image may have DeepSpeed or not: only what is wrong
     in both cases is refused.
@@ -301,7 +296,7 @@ def _checked(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) ->
         require_no_terminal(one)
         require_mounted(one, asked)
         _require_one_process_for_seeds(one, asked)
-    return settings, [_needs(has_deepspeed, error) for has_deepspeed, error in refused.items()]
+    return [_needs(has_deepspeed, error) for has_deepspeed, error in refused.items()]
 
 
 def _needs(refused_with: bool, error: ConfigError) -> str:

@@ -8,9 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -52,15 +54,26 @@ class Kubectl:
                 "kubectl: kubectl create -f FILE",
             )
 
-    def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Return how kubectl ended with these words, and this text on its standard input."""
-        try:
-            return subprocess.run(  # noqa: S603  words of a checked plan, without a shell
-                ["kubectl", *self.options, *words],  # noqa: S607  the user's own
-                input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_LONGEST_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise _unreachable(f"no answer within {_LONGEST_S} s") from error
+    def run(
+        self, *words: str, text: str = "", output: IO[str] | int = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
+        """Return how kubectl ended with these words, and this text on its standard input.
+
+        Raises ClusterError if it takes too long; what it printed until then is in `output`, if that is a file.
+        """
+        with subprocess.Popen(  # noqa: S603  words of a checked plan, without a shell
+            ["kubectl", *self.options, *words],  # noqa: S607  the user's own
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
+        ) as process:  # fmt: skip
+            try:
+                printed, said = process.communicate(text, _LONGEST_S)
+                return subprocess.CompletedProcess(process.args, process.returncode, printed or "", said)
+            except BaseException as error:
+                process.kill()
+                process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+        raise _unreachable(f"no answer within {_LONGEST_S} s")
 
     def command(self, *words: str) -> str:
         """Return a command line for the user, with the same options."""
@@ -70,29 +83,57 @@ class Kubectl:
 def submit(kubectl: Kubectl, plan: JobPlan) -> list[str]:
     """Create the job's objects; return lines for the user: what was created, and how to follow and delete it.
 
-    If one of the objects is refused, those before it are deleted again.
+    If one of the objects is refused, or does not come to be in time, or the user interrupts, those before it are
+    deleted again.
     """
     _require_claims(kubectl, plan)
-    done = kubectl.run("create", "-f", "-", "-o", "name", text=as_yaml(manifests(plan)))
-    created = done.stdout.split()
-    if done.returncode:
-        if created:
-            kubectl.run("delete", "--wait=false", *created)
-        raise _explained(kubectl, plan, done.stderr)
+    ours = f"app.kubernetes.io/managed-by=whet,app.kubernetes.io/instance={plan.name}"
+    kinds = ",".join(_OF_JOB[plan.kind])
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as names:
+        try:
+            done = kubectl.run("create", "-f", "-", "-o", "name", text=as_yaml(manifests(plan)), output=names)
+        except (ClusterError, KeyboardInterrupt) as error:
+            _delete(kubectl, names)
+            see, delete = (kubectl.command(verb, kinds, "-l", ours) for verb in ("get", "delete"))
+            left = f"see whether the cluster has created a part of the job, run: {see}; delete it, run: {delete}"
+            if isinstance(error, ClusterError):
+                raise ClusterError(
+                    what="the cluster gave no answer while it created the job",
+                    got=error.problems[0].got,
+                    why="what it had created before was deleted again; what it was about to create may come to be",
+                    fix=f"{left}; then try again",
+                ) from error
+            print(left, file=sys.stderr)
+            raise
+        if done.returncode:
+            _delete(kubectl, names)
+            raise _explained(kubectl, plan, done.stderr)
+        created = _written(names)
     index = (
         "training.kubeflow.org/replica-index"
         if plan.kind == "pytorchjob"
         else "batch.kubernetes.io/job-completion-index"
     )
-    ours = f"app.kubernetes.io/managed-by=whet,app.kubernetes.io/instance={plan.name}"
-    kinds = ",".join(_OF_JOB[plan.kind])
     return [
         *(f"created {name}" for name in created),
         f"see its pods:   {kubectl.command('get', f'{_OF_JOB[plan.kind][0]},pods', '-l', ours)}",
+        f"why none runs:  {kubectl.command('get', 'events', '--sort-by=.lastTimestamp')}",
         f"follow rank 0:  {kubectl.command('logs', '-f', '-l', f'{ours},{index}=0', '--tail=-1')}",
         f"delete the job: {kubectl.command('delete', kinds, '-l', ours)}",
         "the claims, with all checkpoints, stay",
     ]
+
+
+def _delete(kubectl: Kubectl, names: IO[str]) -> None:
+    """Delete the objects that kubectl has named; what the cluster says to that is not the error of the job."""
+    if created := _written(names):
+        with suppress(ClusterError):
+            kubectl.run("delete", "--wait=false", *created)
+
+
+def _written(names: IO[str]) -> list[str]:
+    names.seek(0)
+    return names.read().split()
 
 
 def _require_claims(kubectl: Kubectl, plan: JobPlan) -> None:

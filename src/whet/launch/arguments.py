@@ -33,9 +33,9 @@ class LaunchArguments:
     """Cores of each rank that are left for communication, loader processes and the system. Default: 1 where a rank has
     8 cores or more and is not alone."""
     memory_allocator: Allocator = "auto"
-    """The allocator that is preloaded; auto takes tcmalloc, then jemalloc, where one is installed."""
+    """The allocator that is preloaded; auto takes that of LD_PRELOAD, else tcmalloc or jemalloc where installed."""
     openmp: OpenMP = "auto"
-    """The OpenMP library that serves torch; auto preloads Intel's libiomp5 where it is installed."""
+    """The OpenMP library that serves torch; auto takes that of LD_PRELOAD, else Intel's libiomp5 where installed."""
     max_restarts: int = 0
     """Start all ranks again after a failure, at most this often. whet's own commands that train, and
     scripts with a whet.Trainer, then resume from their newest checkpoint."""

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -62,8 +62,8 @@ class Meeting:
 def run(start: Start, *, max_restarts: int, meeting: Meeting) -> Outcome:
     """Start the ranks of this machine and wait until all have ended.
 
-    When one fails, the others here get SIGTERM at once and SIGKILL 4 seconds later. A signal to this process is passed
-    on to all ranks here, which may then save; a second one kills them.
+    When one fails, the others here get SIGTERM at once and SIGKILL 4 seconds later. A signal of `rank.ENDING` to this
+    process is passed on to all ranks here, which may then save; a second one kills them.
     """
     words, held = without_secrets(start.command)
     several = len(start.ranks) > 1 or meeting.n_nodes > 1
@@ -302,6 +302,8 @@ def _outcome(
     code = EXIT_OK if failed is None else failed.code
     if stopped_by is not None and not last:
         code = 128 + stopped_by
+    elif failed is None and not last:  # the launcher of several hosts is gone before any rank ran
+        code = EXIT_IO
     return Outcome(code, failed, stopped_by)
 
 
@@ -395,10 +397,13 @@ def _logs(log_dir: Path, node_rank: int | None) -> Iterator[None]:
     The kernel releases the lock when this process ends, even if it is killed. Raises OutputError, before any rank runs,
     if another launcher has it or the logs cannot be written.
     """
+    if node_rank is None:
+        yield
+        return
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=log_dir).close()
-        handle = None if node_rank is None else (log_dir / f".node-{node_rank}.lock").open("a")
+        handle = (log_dir / f".node-{node_rank}.lock").open("a")
     except OSError as error:
         raise OutputError(
             what="the logs of the ranks cannot be written",
@@ -406,9 +411,8 @@ def _logs(log_dir: Path, node_rank: int | None) -> Iterator[None]:
             why="rank 0 prints to the terminal, and each other rank to a file of its own",
             fix="name a folder that this user can write in --log_dir",
         ) from error
-    with handle or nullcontext():
-        if handle is not None:
-            _lock(handle.fileno(), log_dir)
+    with handle:
+        _lock(handle.fileno(), log_dir)
         yield
 
 

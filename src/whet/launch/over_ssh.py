@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from whet import json_output
 from whet.config.secrets import hidden
-from whet.console import plural
+from whet.console import duration, plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
 from whet.hardware import network
 from whet.launch.arguments import HostsArguments, LaunchArguments
@@ -157,6 +157,8 @@ _JOINS_S = 60.0
 _PLANS_S = 60.0
 _EVERY_S = 0.05
 _LEAVES_S = STOP_S + 3.0
+_RETURNS_S, _ASKS_AGAIN_S = 300.0, 5.0
+"""How long a restart waits for hosts that were lost, and how often it asks them."""
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SSH_PORT = "22"
 _RESOLVES_S = 2.0
@@ -302,10 +304,17 @@ def run_on_hosts(
     job = _Job(
         asked, several, commands, ranked, found, variables(several.env), several.working_dir or working_folder()
     )  # fmt: skip
+    code = EXIT_OK
     for attempt in range(asked.max_restarts + 1):
-        facts = _checked(job)
-        master = _master(job, facts)
-        plans = _planned(job, master)
+        try:
+            master, plans = _prepared(job, within_s=_RETURNS_S if attempt else 0.0)
+        except ConfigError as error:
+            if not attempt:
+                raise
+            say(f"the hosts did not come back within {duration(_RETURNS_S)}: {_in_short(error)}")
+            if attempt < asked.max_restarts:
+                say(f"restart {attempt + 1} of {asked.max_restarts}, on all hosts")
+            continue
         port = several.master_port or int(plans[0]["port"])
         n_ranks = sum(int(plan["n_ranks"]) for plan in plans)
         if not attempt:
@@ -335,6 +344,29 @@ def run_on_hosts(
 
 
 # ---- checks ----
+
+
+def _prepared(job: _Job, *, within_s: float) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the address where the hosts meet, and what each has planned; raises ConfigError.
+
+    A host that was lost may start again: what is wrong with it has `within_s` to pass.
+    """
+    until, waits = time.monotonic() + within_s, False
+    while True:
+        try:
+            master = _master(job, _checked(job))
+            return master, _planned(job, master)
+        except ConfigError as error:
+            if time.monotonic() >= until:
+                raise
+            if not waits:
+                say(f"waiting for the hosts, for {duration(within_s)} at most: {_in_short(error)}")
+            waits = True
+            time.sleep(_ASKS_AGAIN_S)
+
+
+def _in_short(error: ConfigError) -> str:
+    return "; ".join(f"{one.what} ({one.got})" for one in error.problems)
 
 
 def _checked(job: _Job) -> list[_Found]:
@@ -378,7 +410,9 @@ def _asked(job: _Job, host: Host) -> _Found | Problem:
     words = line.split()[1:]
     with suppress(ValueError):
         software = json.loads(text[text.index("\n{", text.index(line)) :])["software"]
-        return _Found(host, tuple(words[:2]), tuple(words[2:]), software)
+        # without ssh it is the launcher's own connection, that of the user's login
+        connection = () if is_this_machine(host.name, job.several.ssh_command) else tuple(words[2:])
+        return _Found(host, tuple(words[:2]), connection, software)
     return problem(host.name, done.returncode, done.stderr.decode("utf-8", "replace").splitlines())
 
 

@@ -2,8 +2,9 @@
 
 This process binds itself to the rank's CPUs and memory, which the rank inherits, sets its variables, and checks that
 what was preloaded is in its memory. FOLDER holds what the launcher decided (`Start`) and what the user asked (a byte
-for each signal), and takes how each rank ended. torch's agent sends SIGTERM when another rank failed. The launcher
-holds the other end of standard input: when that closes, because the launcher was killed, the rank is stopped.
+for each signal), and takes how each rank ended. torch's agent, which is the launcher's process, sends SIGTERM when
+another rank failed. A signal of anyone else is the user's: Slurm and systemd signal every process of a job. The
+launcher holds the other end of standard input: when that closes, because the launcher was killed, the rank is stopped.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ SAVE_S = 600.0
 """Seconds that ranks have to save a checkpoint after the user's signal, or after one of them has saved one."""
 NOT_STARTED_AGAIN = (EXIT_STOPPED_AND_SAVED, EXIT_BAD_CONFIG)
 """Exit codes after which another start would end the same way, or is not wanted."""
-ENDING = system.signals("SIGTERM", "SIGINT", "SIGHUP")
+ENDING = system.signals("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 """Signals that ask the launcher to end."""
+_RECEIVED = {*ENDING, *system.signals("SIGQUIT")}
+"""Signals that a process around a rank waits for, in place of being ended by them."""
 _SPEC, _ASKED = "start.json", "asked"
 _PLACE = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
@@ -100,9 +103,9 @@ class Ended:
     """The file with its output; "" if that was the launcher's own."""
 
 
-def no_restart() -> signal.Signals:
-    """Return what the launcher gets when the ranks are not to be started again."""
-    return signal.SIGUSR1
+def no_restart() -> int:
+    """Return the signal that the launcher gets when the ranks are not to be started again; nobody else sends it."""
+    return signal.SIGRTMIN + 5
 
 
 def ask(folder: Path, number: signal.Signals) -> None:
@@ -173,14 +176,9 @@ def tail(log: Path, lines: int = 20) -> list[str]:
 
 def main(folder: Path, environment: Mapping[str, str] = os.environ) -> int:
     """Run the rank; return its exit code, 128 + the signal that killed it."""
-    stops: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        stops.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, note)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED)  # only so is their sender known
     start = Start.read(folder)
+    watch = _Watch(folder, start.launcher)
     rank, local_rank, attempt = (
         int(environment[name]) for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
     )
@@ -197,12 +195,11 @@ def main(folder: Path, environment: Mapping[str, str] = os.environ) -> int:
         _send_output_to(log, n_restarts)
     except OSError as error:
         print(f"whet launch: the log of rank {rank} cannot be written: {error}", file=sys.stderr)
-        return _end(start, folder, Ended(rank, EXIT_IO, time.time(), True, ""), attempt, [])
+        return _end(start, folder, Ended(rank, EXIT_IO, time.time(), True, ""), attempt, watch)
     bind(start.ranks[local_rank])
-    watch = _Watch(folder, stops)
     code = _run(start, start.ranks[local_rank], watch, environment)
     ended = Ended(rank, code, time.time(), not watch.asked, str(log.absolute()) if log else "")
-    return _end(start, folder, ended, attempt, stops)
+    return _end(start, folder, ended, attempt, watch)
 
 
 def bind(own: RankStart) -> None:
@@ -225,10 +222,14 @@ def prefer_memory_of(nodes: Sequence[int]) -> bool:
 class _Watch:
     """Who asked the rank to end, until when it has time, and the signals that are due."""
 
-    def __init__(self, folder: Path, stops: list[int]) -> None:
-        self._file, self._stops = folder / _ASKED, stops
+    def __init__(self, folder: Path, launcher: int) -> None:
+        self._file, self._launcher = folder / _ASKED, launcher
+        under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._awaited = _RECEIVED - {signal.SIGHUP} if under_nohup else _RECEIVED
+        self._came: signal.Signals | None = None
+        self._stops = self._is_stopped = self._is_passed_on = False
         self._asks = b""
-        self._n_asked = self._n_stops = 0
+        self._n_asked = 0
         self._kill_at = float("inf")
         self._launcher_is_there = True
         self.asked = False
@@ -239,8 +240,8 @@ class _Watch:
         for number in self.by_user():
             yield number
             self._give(SAVE_S)
-        for _ in self._stops[self._n_stops :]:
-            self._n_stops += 1
+        if self.stopped and not self._is_stopped:
+            self._is_stopped = True
             yield from self._stop()
         if not self._launcher_is_there:
             time.sleep(_EVERY_S)
@@ -251,13 +252,33 @@ class _Watch:
             yield signal.SIGKILL
 
     def by_user(self) -> Iterator[signal.Signals]:
-        """Yield what the user's signals, which the launcher wrote down, mean for the rank."""
+        """Yield what the user's signals mean for the rank: those that the launcher wrote down, and one that came here.
+
+        That one and the first of the launcher's are one request, of somebody who signals every process.
+        """
+        self._receive()
         with suppress(OSError):  # the launcher is gone, and its folder
             self._asks = self._file.read_bytes()
-        for number in self._asks[self._n_asked :]:
-            self._n_asked += 1
-            self.asked = True
-            yield signal.Signals(number) if self._n_asked == 1 else signal.SIGKILL
+        first = signal.Signals(self._asks[0]) if self._asks else self._came
+        if first is not None and not self._is_passed_on:
+            self.asked = self._is_passed_on = True
+            yield first
+        for _ in self._asks[max(self._n_asked, 1) :]:
+            yield signal.SIGKILL
+        self._n_asked = len(self._asks)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether torch's agent has stopped the rank, because another one failed."""
+        self._receive()
+        return self._stops
+
+    def _receive(self) -> None:
+        while (found := signal.sigtimedwait(self._awaited, 0)) is not None:
+            if found.si_pid == self._launcher:
+                self._stops = True
+            else:
+                self._came = self._came or signal.Signals(found.si_signo)
 
     def _stop(self) -> Iterator[signal.Signals]:
         if not self.asked:
@@ -300,6 +321,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> subproce
     ends_with_this = system.ending_with(os.getpid())
 
     def before_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RECEIVED)
         if not ends_with_this():  # if this process is killed, nobody else would stop the rank
             os._exit(1)
 
@@ -349,7 +371,7 @@ def _say_restart(folder: Path, attempt: int, most: str) -> None:
     say(f"restart {attempt} of {most}")
 
 
-def _end(start: Start, folder: Path, ended: Ended, attempt: int, stops: list[int]) -> int:
+def _end(start: Start, folder: Path, ended: Ended, attempt: int, watch: _Watch) -> int:
     """Write down how the rank ended, and return its exit code: torch's agent then stops the others, if it is not 0.
 
     A rank that has saved and stopped leaves the others the time to do so too: it ends with the last of this host.
@@ -360,14 +382,14 @@ def _end(start: Start, folder: Path, ended: Ended, attempt: int, stops: list[int
         path.with_suffix(".part").replace(path)
     if ended.code == EXIT_STOPPED_AND_SAVED:
         until = time.monotonic() + SAVE_S
-        while not stops and len(endings(folder, attempt)) < len(start.ranks) and time.monotonic() < until:
+        while not watch.stopped and len(endings(folder, attempt)) < len(start.ranks) and time.monotonic() < until:
             if os.getppid() != start.launcher:
                 break
             time.sleep(_EVERY_S)
     by_user = not ended.by_itself and ended.code != EXIT_OK
     if os.getppid() != start.launcher:
         shutil.rmtree(folder, ignore_errors=True)
-    elif not stops and (ended.code in NOT_STARTED_AGAIN or by_user):
+    elif not watch.stopped and (ended.code in NOT_STARTED_AGAIN or by_user):
         os.kill(start.launcher, no_restart())
     return ended.code
 

@@ -60,7 +60,7 @@ def run_launch(
     require_startable(asked, several, commands, ranked)
     plan = planned(asked, several, commands, ranked, first_rank=None if several.nnodes > 1 else 0)
     ranks = [{"cpus": one.cpus, "nodes": one.nodes, "threads": one.n_threads} for one in plan.ranks]
-    json_output.add(started=hidden(plan.line)[0], ranks=ranks, preloaded=[str(path) for path in plan.preload.paths])
+    json_output.add(started=hidden(plan.line)[0], ranks=ranks, preloaded=list(plan.preload.every))
     if asked.dry_run:
         show(plan)
         return EXIT_OK
@@ -129,7 +129,7 @@ def show(plan: Plan) -> None:
         print(line, file=sys.stderr)
     if quota is not None and quota < len(cores):
         rank.say(f"  a cgroup grants {quota:g} of these cores: threads are fewer, and not bound to single cores")
-    loaded = ", ".join(path.name for path in plan.preload.paths)
+    loaded = ", ".join(Path(name).name for name in plan.preload.every)
     reached = f"{plan.address} on {plan.interface}; " if plan.address else ""
     rank.say(f"  {reached}preloaded: {loaded or 'nothing: no library is installed, or none is wanted'}")
 

@@ -107,6 +107,8 @@ _NAMES = {
     "intel": ("libiomp5.so",),
 }
 """Library -> the beginnings of its file names, the better one first; a version may follow."""
+_IS_ALLOCATOR, _IS_OPENMP = re.compile("malloc"), re.compile(r"lib(iomp5|omp|gomp)\b")
+"""How to tell allocators and OpenMP libraries by the names of their files."""
 _PACKAGES = {
     "tcmalloc": "apt-get install libtcmalloc-minimal4, dnf install gperftools-libs, or conda install gperftools",
     "jemalloc": "apt-get install libjemalloc2, dnf install jemalloc, or conda install jemalloc",
@@ -123,26 +125,47 @@ class Preload:
 
     allocator: Path | None = None
     openmp: Path | None = None
+    inherited: tuple[str, ...] = ()
+    """What stays of the user's LD_PRELOAD, which is loaded first."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each library of the user's LD_PRELOAD that is left out."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files for LD_PRELOAD, in order."""
+        """The files that are added to LD_PRELOAD, in order."""
         return tuple(path for path in (self.allocator, self.openmp) if path is not None)
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All that is preloaded, in order."""
+        return (*self.inherited, *map(str, self.paths))
 
 
 def choose_libraries(allocator: Allocator, openmp: OpenMP, environment: Mapping[str, str] = os.environ) -> Preload:
-    """Return what to preload; raises ConfigError if a library that was asked for is not there."""
+    """Return what to preload; raises ConfigError if a library that was asked for is not there.
+
+    Of two allocators, or OpenMP libraries, the first one in LD_PRELOAD serves the process. So what the user preloads
+    keeps `auto` from adding another one, and gives way to one that an option names, or to `default`.
+    """
     places = list(dict.fromkeys(_places(environment)))
     cached = _linker_cache()
-    found_allocator = (
-        next((path for name in ("tcmalloc", "jemalloc") if (path := find_library(name, places, cached))), None)
-        if allocator == "auto"
-        else None if allocator == "default" else _required(allocator, places, cached)
-    )  # fmt: skip
-    found_openmp = None if openmp == "default" else find_library("intel", places, cached)
-    if openmp == "intel" and found_openmp is None:
-        raise _missing("intel", places)
-    return Preload(found_allocator, found_openmp)
+    given = environment.get("LD_PRELOAD", "").replace(":", " ").split()
+    kept, notes = list(given), list[str]()
+    found: dict[str, Path | None] = {}
+    for option, asked, names, ours in (
+        ("memory_allocator", allocator, ("tcmalloc", "jemalloc"), _IS_ALLOCATOR),
+        ("openmp", openmp, ("intel",), _IS_OPENMP),
+    ):
+        theirs = [entry for entry in given if ours.search(Path(entry).name)]
+        found[option] = None
+        if asked == "auto" and not theirs:
+            found[option] = next((path for name in names if (path := find_library(name, places, cached))), None)
+        elif asked != "auto":
+            found[option] = path = None if asked == "default" else _required(asked, places, cached)
+            kept = [entry for entry in kept if entry not in theirs]
+            others = [entry for entry in theirs if path is None or os.path.realpath(entry) != os.path.realpath(path)]
+            notes += [f"LD_PRELOAD: {entry} gives way to --{option} {asked}" for entry in others]
+    return Preload(found["memory_allocator"], found["openmp"], tuple(kept), tuple(notes))
 
 
 def find_library(name: str, places: Sequence[Path], cached: Sequence[Path] = ()) -> Path | None:
@@ -220,6 +243,8 @@ _OURS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
+LIMIT_THREADS = ("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT")
+"""Variables that decide over torch's threads before OMP_NUM_THREADS does."""
 
 
 def changed_variables(
@@ -229,25 +254,31 @@ def changed_variables(
 
     None: the variable is left out. `interface` is the network interface that leads to the other ranks, if it is known.
     """
-    found: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.n_threads), **_of_libraries(inherited, preload)}
+    threads = {"OMP_NUM_THREADS": str(plan.n_threads)}
+    found: dict[str, str | None] = {**threads, **of_libraries(inherited, preload)}
     if not alone:
         found |= {"GLOO_SOCKET_IFNAME": interface} if interface else {}
         found["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # it may be killed, and lose its last lines
     left_out = [name for name in _BINDS_THREADS if name in inherited]
-    notes = [f"{name}={inherited[name]} is left out: the launcher binds ranks, not threads" for name in left_out]
+    limits = [name for name in LIMIT_THREADS if name in inherited]
+    notes = [*preload.notes]
+    notes += [f"{name}={inherited[name]} is left out: the launcher binds ranks, not threads" for name in left_out]
+    notes += [
+        f"{name}={inherited[name]} gives way to the launcher's OMP_NUM_THREADS={plan.n_threads}" for name in limits
+    ]
     notes += [
         f"{name}={inherited[name]} gives way to the launcher's {found[name]}"
         for name in _OURS
         if name in found and inherited.get(name, found[name]) != found[name]
     ]
-    return found | dict.fromkeys(left_out), notes
+    return found | dict.fromkeys((*left_out, *limits)), notes
 
 
-def _of_libraries(inherited: Mapping[str, str], preload: Preload) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if preload.paths:
-        before = [path for path in inherited.get("LD_PRELOAD", "").replace(":", " ").split() if path]
-        found["LD_PRELOAD"] = ":".join([*before, *(str(path) for path in preload.paths)])
-    if preload.openmp is not None:
+def of_libraries(inherited: Mapping[str, str], preload: Preload) -> dict[str, str | None]:
+    """Return the variables of a rank that load its libraries."""
+    found: dict[str, str | None] = {}
+    if preload.every or "LD_PRELOAD" in inherited:
+        found["LD_PRELOAD"] = ":".join(preload.every) or None
+    if any("libiomp5" in Path(name).name for name in preload.every):
         found["KMP_BLOCKTIME"] = inherited.get("KMP_BLOCKTIME", "1")
     return found

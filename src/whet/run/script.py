@@ -28,7 +28,7 @@ from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.launch.picture import ranges
 from whet.launch.rank import prefer_memory_of
-from whet.launch.start import Preload, changed_variables, choose_libraries
+from whet.launch.start import LIMIT_THREADS, Preload, changed_variables, choose_libraries, of_libraries
 from whet.run import reports
 from whet.run.arguments import RunArguments
 from whet.system import bind, dump_no_core, ending_with, require_linux, signals
@@ -44,7 +44,7 @@ _STARTS_RANKS = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
 )  # fmt: skip
 _UNBOUND = RankPlan(local_rank=0, cores=(), n_threads=1, kept_free=0)
-_OF_LIBRARIES = ("LD_PRELOAD", "KMP_BLOCKTIME")
+_THREADS = ("OMP_NUM_THREADS", *LIMIT_THREADS)
 _MOST_WORDS = 4
 _KILLED = 128
 """Shells report a process that a signal ended by this number plus that of the signal."""
@@ -192,10 +192,10 @@ def _variables(plan: RankPlan | None, preload: Preload, folder: str) -> tuple[di
     given = dict(os.environ)
     found, notes = changed_variables(given, plan or _UNBOUND, preload, alone=True, interface=None)
     if plan is None:
-        found, notes = {name: value for name, value in found.items() if name in _OF_LIBRARIES}, []
-    elif "OMP_NUM_THREADS" in given:
-        found["OMP_NUM_THREADS"] = given["OMP_NUM_THREADS"]
-        notes = [note for note in notes if not note.startswith("OMP_NUM_THREADS")]
+        found, notes = of_libraries(given, preload), list(preload.notes)
+    elif own := {name for name in _THREADS if name in given}:  # the script keeps the threads that its user has set
+        found = {name: value for name, value in found.items() if name not in _THREADS}
+        notes = [note for note in notes if note.partition("=")[0] not in own]
     if not {"OMP_WAIT_POLICY", *_SLEEPS_SOON} & given.keys():
         found |= _SLEEPS_SOON
     before = given.get("PYTHONPATH")
@@ -207,7 +207,7 @@ def _variables(plan: RankPlan | None, preload: Preload, folder: str) -> tuple[di
 def _first_line(words: Sequence[str], plan: RankPlan | None, preload: Preload) -> str:
     shown = escape_controls(shlex.join(hidden(words)[0][:_MOST_WORDS])) + (" ..." if len(words) > _MOST_WORDS else "")
     cores = "" if plan is None else f" on CPUs {ranges(plan.cpus)}"
-    loaded = ", ".join(path.name for path in preload.paths)
+    loaded = ", ".join(Path(name).name for name in preload.every)
     return (
         f"{shown} runs unmodified{cores}{f', with {loaded} preloaded' if loaded else ''}; after two steps, its models "
         f"run without padding ({SWITCH}=off: as if whet were not there)"

@@ -6,6 +6,9 @@ newest checkpoint is the intact one with the highest step; time stamps, links an
 A run that resumes from an older checkpoint begins a new lineage, with a random id. Every manifest holds that id and the
 parents, and a run uses only checkpoints of its own lineage. The later ones of a lineage that a run has left are only
 used if the user names them.
+
+A command that names its checkpoint and may be started again begins a new lineage there even if it is the newest one: a
+restart can then tell what the command has saved since from what was there before.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.config.ranks import may_start_again, resumes_unasked
 from whet.errors import StorageError
 from whet.log import logger
 from whet.store import manifest
@@ -161,16 +165,18 @@ def by_name(name: str, lineage: Lineage, place: Path) -> Path | None:
     return next(iter(of_lineage(there, lineage)), None)
 
 
-def lineage_after_resume(folder: Path, output_dir: Path) -> Lineage:
+def lineage_after_resume(folder: Path, output_dir: Path, *, named: bool = False) -> Lineage:
     """Return the lineage of a run that resumes from this checkpoint and saves to `output_dir`.
 
-    It is that of the checkpoint if that is the newest one there, and a new one otherwise.
+    It is that of the checkpoint if that is the newest one there, and a new one otherwise, or if the user has `named` it
+    in a command that may be started again.
     """
     found = read_checkpoints([folder])
-    named = step_of(folder) if NAME.fullmatch(folder.name) else 0
-    own = found[0] if found else Checkpoint(folder, named, Lineage(None))
+    step = step_of(folder) if NAME.fullmatch(folder.name) else 0
+    own = found[0] if found else Checkpoint(folder, step, Lineage(None))
     later = [path for path in _not_left(list_all(output_dir)) if step_of(path) > own.step]
-    stays = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, later))
+    newest_there = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, later))
+    stays = newest_there and not (named and may_start_again())
     return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step)
 
 
@@ -184,6 +190,51 @@ def _not_left(folders: Sequence[Path]) -> list[Path]:
 
 
 # ---- the checkpoint to resume from ----
+
+_begun: set[Path] = set()
+"""The output folders of this process's trainings: another one there begins, and is no restart of the first."""
+
+
+def begins_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
+    """Return what a training that begins now resumes from: `resumes_from` of the first one in the folder."""
+    place = output_dir.absolute()
+    is_first = place not in _begun
+    _begun.add(place)
+    return resumes_from(asked, output_dir) if is_first else asked
+
+
+def resumes_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
+    """Return what a command resumes from: as asked, or what continues it if it may have been started before.
+
+    That is "auto" if nothing was asked for. It takes the place of a checkpoint that was named, too, once `output_dir`
+    has later ones of the lineage that began there.
+    """
+    if not resumes_unasked() or asked is True or asked in ("auto", "no"):
+        return asked
+    if not asked:
+        return "auto"
+    later = would_resume(output_dir)
+    return "auto" if later is not None and _began_at(Path(asked), later) else asked
+
+
+def is_named(asked: str | bool | None) -> bool:
+    """Return whether one checkpoint is asked for by its path."""
+    return isinstance(asked, str) and asked not in ("", "auto", "no")
+
+
+def _began_at(named: Path, later: Path) -> bool:
+    """Return whether a run can resume from the later checkpoint, and its lineage began at the named one.
+
+    Of one that was rotated away after later ones were saved, only the step is known.
+    """
+    found, known = read_checkpoints([later]), read_checkpoints([named])
+    if not found or manifest.holds_only_model(later):
+        return False
+    parents = found[0].lineage.parents
+    if known:
+        return (known[0].lineage.run, known[0].step) in parents
+    was_there = not named.exists() and named.absolute().parent == later.absolute().parent
+    return was_there and NAME.fullmatch(named.name) is not None and step_of(named) in {step for _, step in parents}
 
 
 def to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:

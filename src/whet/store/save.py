@@ -94,11 +94,12 @@ class Saver:
         if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
 
-    def resume(self, folder: Path) -> None:
+    def resume(self, folder: Path, *, named: bool = False) -> None:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
         self.begins_with = (manifest.facts_of(folder) or {}).get(manifest.BEGINS_WITH)
-        self.lineage = self._lineage_of_first(find.lineage_after_resume(folder, self._run.output_dir))
+        own = find.lineage_after_resume(folder, self._run.output_dir, named=named)
+        self.lineage = self._lineage_of_first(own)
 
     def _of_all(self, names: list[str]) -> list[list[str]]:
         return self.sync.gather(names, _NAMES)
