@@ -232,7 +232,7 @@ class TrainingFields:
     compound: also that of the two together, among all spans that end at or after their start."""
     optimizer_in_backward: bool = False
     """Update each weight and free its gradient as soon as the gradient is computed, inside the backward pass. Saves the
-    memory of the gradients. Needs max_grad_norm 0 and no accumulation."""
+    memory of the gradients. Needs max_grad_norm 0, no accumulation and no max_loss_spike."""
     weight_decay: float = 0.0
     """Each step reduces a weight by this share of itself times the learning rate. Not applied to biases and norms."""
     adam_beta1: float = 0.9
@@ -249,7 +249,8 @@ class TrainingFields:
 
     max_nonfinite_steps: int = 3
     """End the run with exit code 70 after this many steps in a row whose loss or gradient is not finite (or whose loss
-    is a spike, see max_loss_spike). None of these steps changes a weight; each is counted and logged."""
+    is a spike, see max_loss_spike). None of these steps changes a weight, except that optimizer_in_backward applies
+    the gradients of the step that are finite; each is counted and logged."""
     max_loss_spike: float | None = None
     """Do not apply a step whose loss is more than this many times the median loss of the steps before it (the last 32,
     once there are 8). Such steps are counted and logged. null: off."""
