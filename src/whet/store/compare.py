@@ -49,7 +49,8 @@ _IN_GROUPS = {
     "adam_beta1": ("betas",), "adam_beta2": ("betas",), "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
 """Settings that an optimizer stores in its parameter groups, and their names there."""
-_LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
+_SCHEDULED = {"lr", "initial_lr"}
+_LEARNED = {*_SCHEDULED, "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 _LONGEST_SHOWN = 60
 _MEANT = {
@@ -145,6 +146,8 @@ def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
     wanted = {entry for name in changed for entry in _IN_GROUPS.get(name, ())}
     if "optim" in changed:
         wanted |= group.keys() - _LEARNED
+    if "optim_args" in changed:
+        wanted |= group.keys() - _SCHEDULED
     return wanted & group.keys()
 
 
