@@ -67,7 +67,8 @@ _INFERRED = ("problem_type",)
 """Entries that transformers' forwards fill in from the first labels if the user left them open (None)."""
 _MODEL_CONFIG = "config.json"
 UNDER_ADAPTERS = "weights under the adapter"
-"""A fact of the model of a run with adapters."""
+ADAPTERS = "adapters"
+"""Facts of the model of a run with adapters."""
 _SAMPLED_ROWS = 64
 _SAMPLED_NUMBERS = 256
 
@@ -263,6 +264,7 @@ def identity_of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any
     facts["data"] |= getattr(getattr(run.objective, "plain", run.objective), "facts_of_data", {})
     if (under := frozen_under_adapters(run.model)) is not None:
         facts["model"][UNDER_ADAPTERS] = under
+        facts["model"][ADAPTERS] = adapters.settings_of(run.model)
     if (loss := getattr(run.objective, "identity", None)) is not None:
         facts["loss"] = loss
     return json.loads(json.dumps(facts, default=str))
@@ -288,7 +290,20 @@ def _model_differences(before: Mapping[str, Any], now: Mapping[str, Any], folder
     for name in _INFERRED:  # open when the run of the checkpoint began
         if name in kept and kept[name] is None:
             kept[name] = saved.get(name) if saved else now["config"].get(name)
-    yield from _differences({**before, "config": kept}, now, "model")
+    then, latest = before.get(ADAPTERS) or now.get(ADAPTERS) or {}, now.get(ADAPTERS) or {}
+    yield from _differences(
+        {**before, "config": kept, ADAPTERS: _known_to(latest, then)},
+        {**now, ADAPTERS: _known_to(then, latest)},
+        "model",
+    )
+
+
+def _known_to(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of adapters without those that only one version of peft has."""
+    return {
+        name: {key: value for key, value in settings.items() if key in others.get(name, settings)}
+        for name, settings in own.items()
+    }
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
