@@ -435,16 +435,23 @@ def _shape(parameter: nn.Parameter) -> str:
 def with_step_of(folder: Path, args: TrainingArguments, n_ranks: int) -> TrainingArguments:
     """Return the settings with which so many ranks take the steps of this checkpoint's run, each as large as before.
 
-    Settings stay as they are if the number of ranks is the same, if `rows_per_step` may change, or if the rows cannot
-    be dealt evenly; the comparison with the checkpoint follows.
+    Where the batches of a step decide which rows it has, it keeps their number too. Settings stay as they are if the
+    number of ranks is the same, if `rows_per_step` may change, or if the rows cannot be dealt evenly; the comparison
+    with the checkpoint follows.
     """
     before = manifest.n_ranks_of(folder)
     if before == n_ranks or "rows_per_step" in args.resume_allow_changes:
         return args
-    rows, rest = divmod(_rows_per_step(folder) * before, n_ranks)
+    rows_then, batches_then = _sizes_in(folder)
+    rows, rest = divmod(rows_then * batches_then * before, n_ranks)
     if rest or not rows or rows == args.per_device_train_batch_size * args.gradient_accumulation_steps:
         return args
-    at_a_time = next(n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % n == 0)
+    if args.dataloader_drop_last or args.train_sampling_strategy == "batch_rebalance":
+        at_a_time, rest = divmod(rows, batches_then)
+        if rest:
+            return args
+    else:
+        at_a_time = next(n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % n == 0)
     sizes = {_ROWS: at_a_time, _BATCHES: rows // at_a_time}
     _require_auto(args, sizes, f"{before} ranks then, {n_ranks} now")
     logger.info(
@@ -473,10 +480,10 @@ def _require_auto(args: TrainingArguments, sizes: Mapping[str, int], got: str) -
     )
 
 
-def _rows_per_step(folder: Path) -> int:
-    """Return the rows of a step on each rank of the checkpoint's run; 0 if its file cannot be read."""
+def _sizes_in(folder: Path) -> tuple[int, int]:
+    """Return the rows of a batch on each rank of the checkpoint's run, and its batches of a step; 0 if unreadable."""
     try:
         kept = json.loads((folder / ARGUMENTS).read_text("utf-8"))
-        return int(kept[_ROWS]) * int(kept[_BATCHES])
+        return int(kept[_ROWS]), int(kept[_BATCHES])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return 0, 0
