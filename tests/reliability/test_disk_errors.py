@@ -151,6 +151,11 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     assert run.state.global_step == 0
     free[0] = 2 * size + 2000
     trainer(max_steps=2, save_steps=1).train()
+    saved = sum(path.stat().st_size for name in (ONE, TWO) for path in Path(OUT, name).iterdir())
+    free[0] = 2 * size + 20_000 - saved
+    with pytest.raises(StorageError, match="no room for 2 checkpoints"):
+        trainer(max_steps=2, save_steps=1).train()
+    trainer(max_steps=2, save_steps=1, overwrite_output_dir=True).train()  # those of the first run go before
     free[0] = size + 2000  # a run that goes on has the first of the two already
     trainer(max_steps=3, save_steps=1).train(resume_from_checkpoint="auto")
     assert find.newest(Path(OUT)) == Path(OUT, "checkpoint-3")

@@ -35,7 +35,8 @@ class TrainingFields:
     output_dir: str = field(default=OUTPUT_DIR, kw_only=False, metadata={"kind": str | None})
     """Folder for the trained model, checkpoints, metrics, predictions and run.log. Created if it is missing."""
     overwrite_output_dir: bool = False
-    """Write to output_dir even if it holds files already. Without it, such a run stops before it starts."""
+    """Write to output_dir even if it holds files already; a training removes the checkpoints there once it has taken a
+    step. Without it, such a run stops before it starts."""
     do_train: bool = False
     """Train the model on the training data."""
     do_eval: bool = False

@@ -137,6 +137,11 @@ class TrainingLoop:
         """Whether the plan is done, or a callback ends the training."""
         return self.plan_step >= self.run.plan.n_steps or self.sync.stop_early(self.events.control.should_training_stop)
 
+    @property
+    def _overwrites(self) -> bool:
+        """Whether the checkpoints that an earlier run left in the folder go."""
+        return self.run.args.overwrite_output_dir and self.saver.resumed_from is None
+
     def train(self, folder: Path | None) -> TrainOutput:
         """Take the remaining steps; return the last step, the mean loss and the metrics."""
         try:
@@ -194,13 +199,12 @@ class TrainingLoop:
             self.saver.rotate()
         else:
             self.saver.begins_with = compare.digest_of_weights(self.run.model.state_dict().items())
-            if args.overwrite_output_dir and self.sync.place.is_first:
-                write.remove_all(output_dir)
         finite.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             write.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
         if self.sync.place.is_first:
-            snapshot.require_room(self.run_state, len(self.saver.folders))
+            freed_bytes = write.bytes_of_all(output_dir) if self._overwrites else 0
+            snapshot.require_room(self.run_state, len(self.saver.folders), freed_bytes)
         self.sharing.begin(self.run.model, self.optimizer)
         self._build_step()
         self._choose_micro_batch()
@@ -335,6 +339,10 @@ class TrainingLoop:
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
         if not result.applied or self.spikes.n_bad_in_a_row:
             self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
+        if self.meter.n_steps == 1 and self._overwrites:  # until now the run could have been refused
+            if self.sync.place.is_first:
+                write.remove_all(self.run.output_dir)
+            self.sync.wait()  # for a slow disk
 
     # ---- between two steps ----
 

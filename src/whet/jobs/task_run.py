@@ -158,7 +158,7 @@ class TaskRun:
         """
         folder = self.args.output_dir
         if self.compares_with_start or adapters.names_of(self.engine.model):
-            return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+            return {} if find.newest_complete(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
         usual = {one.name: one.default for one in fields(self.asked) if one.name in _OF_TRAINING}
         off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
         off |= {"profile": False} if self.args.profile else {}
