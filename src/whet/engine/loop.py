@@ -207,7 +207,7 @@ class TrainingLoop:
             snapshot.require_room(self.run_state, len(self.saver.folders), freed_bytes)
         self.sharing.begin(self.run.model, self.optimizer)
         self._build_step()
-        self._choose_micro_batch()
+        self._choose_micro_batch(folder)
         self.run.model.train()
 
     def _load_best(self) -> None:
@@ -284,14 +284,15 @@ class TrainingLoop:
             "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
         }
 
-    def _choose_micro_batch(self) -> None:
+    def _choose_micro_batch(self, folder: Path | None) -> None:
+        """Choose the rows of a micro-batch; those of the checkpoint in `folder`, if its run has chosen too."""
         if self.run.args.auto_find_batch_size or self.run.device.type == "cuda":
             from whet.engine.trials.batch_size import Trial, choose_micro_batch
 
             check = self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial
-            known = self._state_is_known
+            known, kept = self._state_is_known, None if folder is None else restore.micro_rows_of(folder)
             rows = choose_micro_batch(
-                Trial(self.run, self.precision.current, self.optimizer, not known, self.memory, check)
+                Trial(self.run, self.precision.current, self.optimizer, not known, self.memory, check, kept)
             )
         else:
             rows = self.sync.micro_batch_rows(self.run.args.per_device_train_batch_size)

@@ -78,6 +78,14 @@ def precision_of(folder: Path) -> str:
         return policy.in_checkpoint(_read(folder / compare.ARGUMENTS))
 
 
+def micro_rows_of(folder: Path) -> int | None:
+    """Return the rows of a micro-batch that the checkpoint's run has found to fit; None if it did not search."""
+    with _refusing_unreadable(folder):
+        if not _read(folder / compare.ARGUMENTS).get("auto_find_batch_size"):
+            return None
+        return _trainer_state(folder).train_batch_size
+
+
 def restore(
     state: RunState,
     folder: Path,
