@@ -214,6 +214,7 @@ class TrainingLoop:
         if self.sync.place.is_first:
             best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
         if self.run.args.load_best_model_at_end:
+            self.sync.wait()  # for a slow disk
             self.sync.copy_from_first(self.run.model)
 
     def _draw_new_layers(self) -> None:

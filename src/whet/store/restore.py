@@ -118,6 +118,7 @@ def restore(
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
         found = best.restored_folder(run.args, lineage, best_folder, folder) if sync.place.is_first else None
+        sync.wait()  # for a slow disk
         counters.best_model_checkpoint = sync.of_first(str(found) if found else None, schema.optional(schema.text))
     logger.info("resuming after step %d from %s", counters.global_step, folder)
     if run.args.ddp_comm_hook == "powersgd" and sync.n_ranks > 1:
