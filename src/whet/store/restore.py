@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +135,10 @@ def _trainer_state(folder: Path) -> TrainerState:
     schema.require_types(state, schema.TRAINER_STATE, TRAINER_STATE)
     step = (manifest.facts_of(folder) or {}).get("step")
     schema.require_step(state.get("global_step"), step, TRAINER_STATE)
-    return TrainerState.load_from_json(str(folder / TRAINER_STATE))
+    found = TrainerState.load_from_json(str(folder / TRAINER_STATE))
+    if found.best_metric is not None and math.isinf(found.best_metric):  # the best for earlier versions
+        found.best_metric, found.best_global_step, found.best_model_checkpoint = None, None, None
+    return found
 
 
 @contextmanager
