@@ -311,7 +311,8 @@ class TrainingFields:
     """Metric that decides which model is best, such as f1 or loss. null: loss, if load_best_model_at_end is set; whet
     qa uses f1, as its evaluation has no loss."""
     greater_is_better: bool | None = None
-    """Whether a larger metric is better. null: true, unless the metric's name ends in loss."""
+    """Whether a larger metric is better. null: true, unless the metric's name ends in loss; false also for mse of whet
+    classify and rewards/rejected of whet lm."""
     push_to_hub: bool = False
     """Upload the trained model to the hub: weights, configuration, tokenizer and card. Files with texts of the data, as
     predictions, errors and the report, stay here, and so do logs; but the card of whet embed and rerank shows three
