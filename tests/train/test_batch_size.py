@@ -274,6 +274,40 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
 
 
 @pytest.mark.parametrize(
+    ("settings", "again", "says"),
+    [
+        ({"dataloader_drop_last": True}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"train_sampling_strategy": "batch_rebalance"}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"padding_in_loss": "sampled"}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"optimizer_in_backward": True, "max_grad_norm": 0}, {}, "--gradient_checkpointing needs less"),
+    ],
+    ids=str,
+)
+def test_memory_stop_of_a_run_with_fixed_batches_names_settings_that_it_resumes_with(
+    settings: dict[str, Any], again: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    def trainer_with(**changes: Any) -> engine.Trainer:
+        given = arguments(tmp_path, **({"max_steps": 2, "save_strategy": "steps"} | settings | changes))
+        return engine.Trainer(tiny_model("bert"), given, train_dataset=tiny_rows(12))
+
+    full = MemoryLimit(99 * MIB, 100 * MIB, "a test")
+    memory_of_run = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    first = trainer_with().new_loop()
+    first.start(None)
+    first.safe_points.memory = memory_of_run
+    with pytest.raises(whet.WhetError) as refused:
+        first.safe_points.check()
+    assert ("--auto_find_batch_size True" if again else "--optim adamw_whet_8bit") in refused.value.problems[0].fix
+    first.counters.global_step = 1
+    with pytest.raises(Stopped, match=says) as stopped:
+        first.safe_points.check()
+    assert stopped.value.again == {"resume_from_checkpoint": "auto"} | again
+    resumed = trainer_with(**stopped.value.again)
+    resumed.train()
+    assert resumed.state.global_step == 2
+
+
+@pytest.mark.parametrize(
     ("of", "limit_gb", "fix", "other"),
     [
         ("the cgroup /sys/fs/cgroup/job", None, "docker run -m", "memory_limit_gb"),
