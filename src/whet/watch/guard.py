@@ -72,6 +72,17 @@ class MemoryGuard:
                 logger.warning("memory is getting scarce: %s", _describe(limit, left, more))
         return None
 
+    def has_room_for(self, n_bytes: int) -> bool:
+        """Return whether another process may take so many bytes, and the run neither stops nor is warned of that."""
+        holds = self.resident()
+        if holds is None:
+            return True
+        more = max((self.peak() or 0) - holds, 0)
+        return all(
+            limit.left_bytes - more - n_bytes >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more))
+            for limit in self.limits()
+        )
+
     def _growth_per_s(self, now_s: float, holds: int) -> float:
         """Return how many bytes a second the process has grown by since the last check."""
         before_s, held = self._last or (now_s, holds)
