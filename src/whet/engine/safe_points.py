@@ -19,7 +19,6 @@ from whet.engine.sync import Sync
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, WhetError
 from whet.hardware.memory import CGROUP
 from whet.log import logger
-from whet.plan.choose import fixed_split
 from whet.store import find, schema
 from whet.store.save import Saver
 from whet.store.snapshot import RunState
@@ -145,6 +144,8 @@ def smaller_batches(args: TrainingArguments, micro_rows: int, rows_per_step: int
     auto_find_batch_size may have chosen. Where another split would change the result, auto_find_batch_size takes as
     many rows as fit, if these settings go with it.
     """
+    from whet.plan.choose import fixed_split
+
     if fixed_split(args):
         return {"auto_find_batch_size": True} if micro_rows > 1 and _may_search(args) else {}
     rows = next((rows for rows in range(micro_rows // 2, 0, -1) if rows_per_step % rows == 0), None)
