@@ -175,7 +175,7 @@ def test_best_by_the_error_is_the_model_with_the_smallest(asked: str, sentence_e
         (["lm", "--loss", "dpo", "--metric_for_best_model", "rewards/rejected"], False),
         (["tag", "--metric_for_best_model", "f1"], True),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_which_metric_is_better_is_known(words_of: list[str], better: bool, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--model_name_or_path", "m", "--train_file", "t.jsonl", "--validation_file", "v.jsonl", "--print_config"]

@@ -259,7 +259,7 @@ def _usual_state(optimizer: Optimizer, names: Sequence[str]) -> Mapping[str, Map
     `names` are those of its parameters, in the order of its groups.
     """
     try:
-        made = _after_a_step(optimizer, frozen_too=True).state_dict()["state"]
+        made: dict[int, Any] = _after_a_step(optimizer, frozen_too=True).state_dict()["state"]
     except Exception:
         return None
     return {names[index]: values for index, values in made.items()}
