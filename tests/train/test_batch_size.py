@@ -290,15 +290,17 @@ def test_memory_stop_of_a_run_with_fixed_batches_names_settings_that_it_resumes_
         given = arguments(tmp_path, **({"max_steps": 2, "save_strategy": "steps"} | settings | changes))
         return engine.Trainer(tiny_model("bert"), given, train_dataset=tiny_rows(12))
 
-    full = MemoryLimit(99 * MIB, 100 * MIB, "a test")
-    memory_of_run = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    def full() -> MemoryGuard:  # which looks again only after a while
+        limit = MemoryLimit(99 * MIB, 100 * MIB, "a test")
+        return MemoryGuard(limits=lambda: [limit], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+
     first = trainer_with().new_loop()
     first.start(None)
-    first.safe_points.memory = memory_of_run
+    first.safe_points.memory = full()
     with pytest.raises(whet.WhetError) as refused:
         first.safe_points.check()
     assert ("--auto_find_batch_size True" if again else "--optim adamw_whet_8bit") in refused.value.problems[0].fix
-    first.counters.global_step = 1
+    first.counters.global_step, first.safe_points.memory = 1, full()
     with pytest.raises(Stopped, match=says) as stopped:
         first.safe_points.check()
     assert stopped.value.again == {"resume_from_checkpoint": "auto"} | again
