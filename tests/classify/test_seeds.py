@@ -172,6 +172,50 @@ def test_a_seed_whose_weights_are_gone_is_trained_again(
     assert (out / "model.safetensors").read_bytes() == model
 
 
+def _numbers(folder: Path) -> Path:
+    return write_lines(folder / "numbers.jsonl", [row | {"label": len(row["text"]) / 10} for row in topic_rows()])
+
+
+@pytest.mark.parametrize("asked", ["metric_name", "metric_for_best_model"])
+def test_best_by_the_error_is_the_model_with_the_smallest(asked: str, sentence_encoder: Path, tmp_path: Path) -> None:
+    file, metric = _numbers(tmp_path), "eval_mse" if asked == "metric_for_best_model" else "mse"
+    options = {
+        "train_file": file, "validation_file": file, "num_train_epochs": 3, "eval_strategy": "epoch",
+        "save_strategy": "epoch", asked: metric, "seeds": 2, "seed": 7,
+    }  # fmt: skip
+    out = tmp_path / "out"
+    assert run(words("classify", sentence_encoder, out, *_BOTH, "--load_best_model_at_end", **options)) == 0
+    reached = {}
+    for seed in (7, 8):
+        state = load(out / f"seed-{seed}", "trainer_state.json")
+        errors = [entry["eval_mse"] for entry in state["log_history"] if "eval_mse" in entry]
+        assert len({*errors}) > 1
+        reached[seed] = state["best_metric"]
+        assert reached[seed] == min(errors) == load(out / f"seed-{seed}", "eval_results.json")["eval_mse"]
+    found = load(out, "all_results.json")
+    assert reached[found["best_seed"]] == min(reached.values())
+
+
+@pytest.mark.parametrize(
+    ("words_of", "better"),
+    [
+        (["classify", "--metric_for_best_model", "mse"], False),
+        (["classify", "--metric_for_best_model", "eval_mse"], False),
+        (["classify", "--metric_name", "mse"], False),
+        (["classify", "--metric_for_best_model", "mse", "--greater_is_better", "true"], True),
+        (["classify", "--metric_for_best_model", "pearson", "--metric_name", "mse"], True),
+        (["tune", "classify", "--metric_for_best_model", "mse"], False),
+        (["lm", "--loss", "dpo", "--metric_for_best_model", "rewards/rejected"], False),
+        (["tag", "--metric_for_best_model", "f1"], True),
+    ],
+    ids=str,
+)
+def test_which_metric_is_better_is_known(words_of: list[str], better: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model_name_or_path", "m", "--train_file", "t.jsonl", "--validation_file", "v.jsonl", "--print_config"]
+    assert run([*words_of, "--do_train", "--do_eval", *given]) == 0
+    assert f"greater_is_better: {str(better).lower()}\n" in capsys.readouterr().out
+
+
 def test_tagger_keeps_the_best_of_two_seeds(sentence_encoder: Path, tmp_path: Path) -> None:
     rows = [{"tokens": row["text"].split(), "tags": ["X" if len(w) > 4 else "Y" for w in row["text"].split()]}
             for row in topic_rows()]  # fmt: skip

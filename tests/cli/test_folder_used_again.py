@@ -200,6 +200,16 @@ def test_run_that_fails_after_a_step_leaves_no_old_results(place: Path, out: Pat
         assert "accuracy" not in _page(out)
 
 
+def test_checkpoints_stay_until_a_training_has_taken_a_step(place: Path, out: Path, do: Do) -> None:
+    asked, saved = {"train_file": place / "topics.csv", "max_steps": 1}, ("checkpoint-2", "checkpoint-4")
+    flags = ("--do_train", "--overwrite_output_dir", "--auto_find_batch_size")
+    refused = do(*flags, **asked, memory_limit_gb=0.01, code=78)
+    assert "finds no batch that fits" in " ".join(refused["said"].split())
+    assert _are_there(out, *saved) == [*saved]
+    do(*flags, **asked)
+    assert not _are_there(out, *saved)
+
+
 def test_answers_of_the_other_squad_do_not_stay(place: Path, tmp_path: Path) -> None:
     file, out = examples("qa", tmp_path), tmp_path / "out"
     files = dict.fromkeys(("train_file", "validation_file"), file) | {"doc_stride": 8}

@@ -24,6 +24,7 @@ from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, ConfigError
+from whet.store import manifest
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -253,6 +254,55 @@ def test_checkpoint_of_an_adapter_by_transformers_names_merge(
     assert found is not None
     assert run([*shlex.split(found[1]), str(tmp_path / "merged")]) == 0
     assert run(words("lm", tmp_path / "merged", tmp_path / "out", "--do_train", **options)) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"lora_alpha": 64}, "model.adapters.default.lora_alpha: 32 in the checkpoint -> 64 now"),
+        ({"lora_dropout": 0.3}, "model.adapters.default.lora_dropout: 0.05 in the checkpoint -> 0.3 now"),
+        ({"use_rslora": True}, "model.adapters.default.use_rslora: False in the checkpoint -> True now"),
+    ],
+    ids=str,
+)
+def test_resumed_run_keeps_the_settings_of_its_adapter(
+    changed: dict[str, Any], says: str, small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*flags: str, **options: Any) -> list[str]:
+        usual = {"train_file": tmp_path / "rows.jsonl", "lora_r": 4, "save_strategy": "steps", "save_steps": 1}
+        return words("lm", small_decoder, tmp_path / "out", "--do_train", *flags, **(usual | options))
+
+    examples("lm", tmp_path)
+    assert run(asked(max_steps=1)) == 0
+    again = {"max_steps": 2, "resume_from_checkpoint": "auto", **changed}
+    assert run(asked(**again)) == EXIT_BAD_CONFIG
+    assert says in " ".join(capfd.readouterr().err.split())
+    assert run(asked(**again, resume_allow_changes="model")) == 0
+    saved = load(tmp_path / "out", "checkpoint-2/adapter_config.json")
+    assert {name: saved[name] for name in changed} == changed
+
+
+def test_checkpoint_without_the_settings_of_its_adapter_resumes(tmp_path: Path) -> None:
+    """Older versions did not write them, and another peft has other settings."""
+
+    def trained_to(n_steps: int, **changes: Any) -> Any:
+        wrapped = peft.get_peft_model(tiny_decoder("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+        args = arguments(tmp_path, max_steps=n_steps, save_strategy="steps", save_steps=1, **changes)
+        trainer = engine.Trainer(wrapped, args, collate, token_rows(8))
+        trainer.train()
+        return trainer
+
+    trained_to(1)
+    for n_steps, change in ((2, lambda found: found.pop("adapters")), (3, lambda found: found["adapters"].pop("bias"))):
+        folder = tmp_path / f"checkpoint-{n_steps - 1}"
+        facts = json.loads((folder / "identity.json").read_text())
+        change(facts["model"])
+        (folder / "identity.json").write_text(json.dumps(facts))
+        sealed = manifest.facts_of(folder)
+        assert sealed is not None
+        (folder / manifest.MANIFEST).unlink()
+        manifest.seal(folder, n_steps - 1, sealed)
+        assert trained_to(n_steps, resume_from_checkpoint="auto").state.global_step == n_steps
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
 import engine
 from whet.config.optimizer_names import names
-from whet.errors import ConfigError
+from whet.errors import ConfigError, NonFiniteError
 from whet.optim.in_backward import InBackward
 
 _USUAL: dict[str, Any] = {
@@ -139,10 +139,22 @@ def test_non_finite_gradients_do_not_reach_the_weights(tmp_path: Path) -> None:
     assert losses[-1] < 1e6
 
 
+def test_run_that_ends_with_bad_steps_says_that_weights_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(NonFiniteError, match="already applied those of their gradients that are finite") as caught:
+        run(tmp_path, optimizer_in_backward=True, callbacks=[Spoiler()], max_nonfinite_steps=1)
+    assert "last good step" not in str(caught.value)
+    assert "step 3 was not applied in full" in caplog.text
+
+
 def test_incompatible_settings_are_refused_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        engine.TrainingArguments(optimizer_in_backward=True, gradient_accumulation_steps=2, max_grad_norm=1.0)
+        engine.TrainingArguments(
+            optimizer_in_backward=True, gradient_accumulation_steps=2, max_grad_norm=1.0, max_loss_spike=5.0
+        )
     (problem,) = caught.value.problems
+    assert "leave --max_loss_spike out" in problem.fix
     assert "--gradient_accumulation_steps 1" in problem.fix
     assert "--max_grad_norm 0" in problem.fix
     assert "norm over all gradients" in problem.why

@@ -253,6 +253,28 @@ def test_a_system_without_room_for_a_process_trains_without_a_forecast(
     assert "forecast" not in said.out
 
 
+@pytest.mark.parametrize(("left_mib", "forks"), [(500, 0), (8000, 1)])
+def test_a_training_near_its_limit_forks_nothing(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_mib: int, forks: int
+) -> None:
+    """The memory of the process counts in the same cgroup, and the training would stop for it."""
+    forked: list[int] = []
+
+    def none() -> int:
+        forked.append(1)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    def limits(*_: Any) -> list[memory.MemoryLimit]:
+        holds = memory.resident_bytes() or 0
+        return [memory.MemoryLimit(holds, holds + (left_mib << 20), "a test")]
+
+    monkeypatch.setattr(forked_forecast, "LEAST_S", 0.0)
+    monkeypatch.setattr(forked_forecast, "_fork", none)
+    monkeypatch.setattr(memory, "memory_limits", limits)
+    assert run(words_of(encoder, tmp_path / "out", max_steps=6)) == 0
+    assert len(forked) == forks
+
+
 def test_what_is_given_back_is_not_held_twice() -> None:
     """After the child has given back the pages of a tensor, writes of its parent copy none."""
     size = 200 << 20

@@ -196,6 +196,18 @@ def test_changes_that_fit_are_listed_those_that_keep_the_result_first_and_the_fa
     assert _planned(folder, capsys, "--fit", memory="1MB")["fit"] == []  # nothing makes Python fit into it
 
 
+@pytest.mark.parametrize("given", [{"max_tokens_per_batch": 100}, {"max_loss_spike": 5.0}], ids=str)
+def test_changes_that_do_not_go_with_the_settings_are_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(memory_of_machine, "resident_bytes", lambda: 100_000_000)
+    usual = {"per_device_train_batch_size": 16, "max_seq_length": 32} | given
+    peak = _planned(folder, capsys, "--no_time", **usual)["memory"]["peak_bytes"]
+    found = _planned(folder, capsys, "--no_time", "--fit", memory=str(peak - 1), **usual)["fit"]
+    assert found
+    assert not any("in_backward" in one["flags"] for one in found)
+
+
 @pytest.mark.slow
 def test_ranks_share_what_is_free_and_zero_is_a_change_of_theirs(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,16 @@ def _scale(trainer: engine.Trainer) -> float:
     return trainer.precision.current.state()["scale"]
 
 
+@pytest.mark.parametrize("before", ["fp32", "bf16"])
+def test_fp16_begins_with_its_usual_scale_where_another_format_ended(tmp_path: Path, before: str) -> None:
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "fp16": False}
+    _steep(tmp_path, precision=before, max_steps=2, **saving).train()
+    resumed = _steep(tmp_path, max_steps=40, resume_allow_changes=("precision",))
+    resumed.train(resume_from_checkpoint="auto")
+    assert resumed.state.global_step == 40
+    assert 1.0 <= _scale(resumed) < 65536.0  # where torch begins; its gradients are too steep for that
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators")
 def test_fp16_learns_like_fp32(tmp_path: Path) -> None:

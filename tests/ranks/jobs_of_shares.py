@@ -21,7 +21,7 @@ from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
 from whet.engine import zero as share
-from whet.store import snapshot
+from whet.store import snapshot, weights
 
 
 class _CommonStep(torch.optim.SGD):
@@ -121,15 +121,20 @@ def dies_once_sent(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def slow_disk(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Train as `toy` does; before and after it writes the state, rank 0 waits longer than an exchange may take."""
-    real = snapshot.write_pieces
+    """Train as `toy` does; before and after rank 0 writes the state, and reads the best weights, it waits.
 
-    def slow(*given: Any) -> None:
-        time.sleep(job["slow_s"])
-        real(*given)
-        time.sleep(job["slow_s"])
+    That takes longer than an exchange may take.
+    """
 
-    snapshot.write_pieces = slow
+    def slowly(real: Any) -> Any:
+        def slow(*given: Any) -> None:
+            time.sleep(job["slow_s"])
+            real(*given)
+            time.sleep(job["slow_s"])
+
+        return slow
+
+    snapshot.write_pieces, weights.load_weights = slowly(snapshot.write_pieces), slowly(weights.load_weights)
     return jobs_of_ranks.toy(job, rank)
 
 

@@ -39,7 +39,31 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     for n, (name, n_ranks) in enumerate(_CONFIGURED):
         part = {"resume": "auto" if n else None, "all_stop_at": 3 * (n + 1) if n < 3 else None}
         jobs.add(name, "questions", n_ranks, args=_arguments(output) | _CONFIGURED[name, n_ranks], rows=4, **part)
+    for name, settings in _BATCHED.items():
+        output, usual = str(tmp_path_factory.mktemp("out") / "run"), {"gradient_accumulation_steps": 2} | settings
+        again = {"resume": "auto", "rows": 2, "n_rows": _N_ROWS}
+        jobs.add(f"{name} part 0", "questions", 2, args=_arguments(output) | usual, n_rows=_N_ROWS, all_stop_at=3)
+        other = usual | {"gradient_accumulation_steps": 4}
+        jobs.add(f"{name} other batches", "questions", 1, args=_arguments(output) | other, **again)
+        jobs.add(f"{name} part 1", "questions", 1, args=_arguments(output) | usual, **again)
+        output = str(tmp_path_factory.mktemp("out") / "run")
+        jobs.add(f"{name} whole", "questions", 2, args=_arguments(output) | usual, n_rows=_N_ROWS)
     return jobs.run()
+
+
+_N_ROWS = 18
+_BATCHED = {"dropped": {"dataloader_drop_last": True}, "dealt": {"train_sampling_strategy": "batch_rebalance"}}
+"""Settings with which the batches of a step decide which rows it has: 4 rows each, and 2 are left at the end."""
+
+
+@pytest.mark.parametrize("name", _BATCHED)
+def test_batches_that_decide_on_the_rows_stay_with_fewer_ranks(found: Jobs, name: str) -> None:
+    (resumed,), whole = found[f"{name} part 1", 1], found[f"{name} whole", 2]
+    assert resumed.get("steps") == _STEPS, resumed
+    assert resumed["losses"] == pytest.approx(whole[0]["losses"], rel=1e-5)
+    (refused,) = found[f"{name} other batches", 1]
+    assert refused["error"] == "ConfigError"
+    assert "order: as in transformers" in refused["text"]
 
 
 def _configured(rows: int | str, steps: int | str, **more: Any) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         output = str(jobs.folder(name, 2).parent / "out")
         jobs.add(f"{name}, resumed", "toy", 2, args=saves | {"output_dir": output}, resume="auto")
     slow = {"ddp_timeout": 2, "save_strategy": "steps", "save_steps": 6, "zero_stage": 1}
+    slow |= {"eval_strategy": "steps", "eval_steps": 6, "load_best_model_at_end": True}
     jobs.add("slow disk", "slow_disk", 2, args=slow, slow_s=3)
     jobs.add("interrupted", "interrupted_in_save", 2, args=saves)
     for name, (stage, policy) in _FULL_DISKS.items():

@@ -121,6 +121,7 @@ _CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": _other_model}, "model.config.hidden_dropout_prob: 0.1 in the checkpoint -> 0.2 now"),
     "dtype": ({"model": _double}, "dtype: float32 in the checkpoint -> float64 now"),
     "optim": ({"optim": "adamw_torch"}, "optim: auto in the checkpoint -> adamw_torch now"),
+    "max_loss_spike": ({"max_loss_spike": 5.0}, "max_loss_spike: not set in the checkpoint -> 5.0 now"),
     "learning_rate": ({"learning_rate": 1e-4}, "learning_rate: 0.0005 in the checkpoint -> 0.0001 now"),
 }
 """What may change only by name -> how, and the line that tells of it."""

@@ -14,6 +14,7 @@ from trials import OUT, trainer
 
 import engine
 from not_shown import not_shown
+from whet.config.optimizer_names import rows
 from whet.errors import EXIT_IO, StorageError
 from whet.store import find, manifest, snapshot
 
@@ -123,8 +124,10 @@ def _forecast_bytes(run: engine.Trainer) -> int:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"optim": "adamw_torch"}, {"optim": "adamw_whet_8bit"}, {"bf16": True}], ids=str
-)
+    "changes", [*({"optim": one.name} for one in rows() if not one.package), {"bf16": True},
+                {"optim": "adafactor", "optim_args": "beta1=0.9"}, {"optim": "sgd", "optim_args": "momentum=0.9"},
+                {"optim": "adamw_anyprecision", "optim_args": "momentum_dtype=bfloat16"}], ids=str,
+)  # fmt: skip
 def test_the_size_is_known_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any) -> None:
     """Within 5 %, as promised; on a real model, tensors are nearly all of it."""
     monkeypatch.chdir(tmp_path)
@@ -148,6 +151,11 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     assert run.state.global_step == 0
     free[0] = 2 * size + 2000
     trainer(max_steps=2, save_steps=1).train()
+    saved = sum(path.stat().st_size for name in (ONE, TWO) for path in Path(OUT, name).iterdir())
+    free[0] = 2 * size + 20_000 - saved
+    with pytest.raises(StorageError, match="no room for 2 checkpoints"):
+        trainer(max_steps=2, save_steps=1).train()
+    trainer(max_steps=2, save_steps=1, overwrite_output_dir=True).train()  # those of the first run go before
     free[0] = size + 2000  # a run that goes on has the first of the two already
     trainer(max_steps=3, save_steps=1).train(resume_from_checkpoint="auto")
     assert find.newest(Path(OUT)) == Path(OUT, "checkpoint-3")

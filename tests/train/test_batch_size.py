@@ -23,7 +23,7 @@ from whet.engine.trials import batch_size
 from whet.engine.trials.batch_size import HostMemory
 from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
-from whet.watch.guard import WARN_FRAC, MemoryGuard
+from whet.watch.guard import STOP_FRAC, WARN_FRAC, MemoryGuard
 from whet.watch.stop import Stopped
 
 MIB = 2**20
@@ -160,6 +160,39 @@ def test_fewer_rows_where_memory_ends_and_the_same_curve(tmp_path: Path, caplog:
     assert trainer.args.per_device_train_batch_size == 32
 
 
+def test_resumed_run_keeps_the_rows_that_were_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The user has asked for more: the first run took 8 of 32, the second would take all of them."""
+    saves: dict[str, Any] = {"auto_find_batch_size": True, "save_strategy": "steps", "save_steps": 1}
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+    _wide_trainer(tmp_path, **saves, **sizes, max_steps=1).train()
+    resumed, whole = _wide_trainer(tmp_path, **saves), _wide_trainer(tmp_path / "whole", **saves, **sizes)
+    with caplog.at_level(logging.INFO):
+        resumed.train(resume_from_checkpoint="auto")
+    assert "8 rows at a time fit, as before" in caplog.text
+    assert resumed.state.train_batch_size == 8
+    whole.train()
+    after = weights_of(whole.model)
+    assert [name for name, value in weights_of(resumed.model).items() if not torch.equal(value, after[name])] == []
+
+
+@pytest.mark.slow
+@in_another_process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell what a process holds")
+def test_resumed_run_that_has_less_memory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saves: dict[str, Any] = {"auto_find_batch_size": True, "save_strategy": "steps", "save_steps": 1}
+    first = _wide_trainer(tmp_path, **saves, max_steps=1)
+    first.train()
+    assert first.state.train_batch_size == 32
+    if trim.why_not() is None:
+        trim.trim()()
+    limit_gb = ((memory.resident_bytes() or 0) / 2**30 + 45 / 1024) / (1 - STOP_FRAC)
+    resumed = _wide_trainer(tmp_path, **saves, memory_limit_gb=limit_gb)
+    resumed.train(resume_from_checkpoint="auto")
+    found = resumed.state.train_batch_size
+    assert 1 <= found < 32
+    assert f"the run resumes with {found} rows at a time, as the 32 of before do not fit" in caplog.text
+
+
 def test_what_fits_stays_as_asked_for_and_leaves_no_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain, searched = _wide_trainer(tmp_path), _wide_trainer(tmp_path, auto_find_batch_size=True)
     plain.train()
@@ -238,6 +271,42 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
         loop.safe_points.check()
     changed = {} if again is None else dict(zip(names, again, strict=True))
     assert caught.value.again == {"resume_from_checkpoint": "auto"} | changed
+
+
+@pytest.mark.parametrize(
+    ("settings", "again", "says"),
+    [
+        ({"dataloader_drop_last": True}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"train_sampling_strategy": "batch_rebalance"}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"padding_in_loss": "sampled"}, {"auto_find_batch_size": True}, "smaller batches need less"),
+        ({"optimizer_in_backward": True, "max_grad_norm": 0}, {}, "--gradient_checkpointing needs less"),
+    ],
+    ids=str,
+)
+def test_memory_stop_of_a_run_with_fixed_batches_names_settings_that_it_resumes_with(
+    settings: dict[str, Any], again: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    def trainer_with(**changes: Any) -> engine.Trainer:
+        given = arguments(tmp_path, **({"max_steps": 2, "save_strategy": "steps"} | settings | changes))
+        return engine.Trainer(tiny_model("bert"), given, train_dataset=tiny_rows(12))
+
+    def full() -> MemoryGuard:  # which looks again only after a while
+        limit = MemoryLimit(99 * MIB, 100 * MIB, "a test")
+        return MemoryGuard(limits=lambda: [limit], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+
+    first = trainer_with().new_loop()
+    first.start(None)
+    first.safe_points.memory = full()
+    with pytest.raises(whet.WhetError) as refused:
+        first.safe_points.check()
+    assert ("--auto_find_batch_size True" if again else "--optim adamw_whet_8bit") in refused.value.problems[0].fix
+    first.counters.global_step, first.safe_points.memory = 1, full()
+    with pytest.raises(Stopped, match=says) as stopped:
+        first.safe_points.check()
+    assert stopped.value.again == {"resume_from_checkpoint": "auto"} | again
+    resumed = trainer_with(**stopped.value.again)
+    resumed.train()
+    assert resumed.state.global_step == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tiny_runs import Recorder, assert_same_weights, checkpoints, losing_metrics
 from transformers import TrainerCallback
 
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
+from whet.store import manifest
 
 
 def _run(folder: Path, scores: Sequence[float], **changes: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
@@ -40,6 +43,8 @@ def _steps(folder: Path) -> list[int]:
         ([1, 3, 3], {}, 2),  # of equals the first
         ([1, 2, 3], {}, 3),
         ([float("nan"), 1, float("nan")], {}, 2),
+        ([float("inf"), 1, 2], {}, 3),
+        ([float("-inf"), 2, 1], {"greater_is_better": False}, 3),
     ],
 )
 def test_a_run_ends_with_its_best_weights(
@@ -49,6 +54,25 @@ def test_a_run_ends_with_its_best_weights(
     assert_same_weights(trainer.model, after[best - 1])
     assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, scores[best - 1])
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+
+
+@pytest.mark.parametrize("saved", [None, math.inf])
+def test_run_resumes_after_an_infinite_evaluation(tmp_path: Path, saved: float | None) -> None:
+    """It is no measure; earlier versions wrote it into their checkpoints as the best one."""
+    usual = {"greater_is_better": False, "load_best_model_at_end": True}
+    first, _ = _run(tmp_path, [math.inf], **usual)
+    assert first.state.best_metric is None
+    folder = tmp_path / "checkpoint-1"
+    if saved is not None:
+        state, facts = json.loads((folder / "trainer_state.json").read_text("utf-8")), manifest.facts_of(folder)
+        assert facts is not None
+        state |= {"best_metric": saved, "best_global_step": 1, "best_model_checkpoint": folder.name}
+        (folder / "trainer_state.json").write_text(json.dumps(state), "utf-8")
+        (folder / manifest.MANIFEST).unlink()
+        manifest.seal(folder, 1, facts)
+    again, after = _run(tmp_path, [3, 4], resume_from_checkpoint="auto", **usual)
+    assert (again.state.best_global_step, again.state.best_metric) == (2, 3)
+    assert_same_weights(again.model, after[0])
 
 
 def test_without_being_told_a_run_ends_with_its_last_weights(tmp_path: Path) -> None:

@@ -129,5 +129,30 @@ def test_a_resumed_run_refuses_another_decay(tmp_path: Path) -> None:
     assert rates == {1.0, 0.9, 0.81, 0.729}
 
 
+@pytest.mark.parametrize(("first", "second"), [(1.0, DECAY), (DECAY, 1.0)])
+@pytest.mark.parametrize("schedule", ["constant", "reduce_lr_on_plateau"])
+def test_an_allowed_decay_may_begin_and_end(tmp_path: Path, first: float, second: float, schedule: str) -> None:
+    usual = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": schedule, "eval_strategy": "epoch"}
+    saved = _trained_with_evaluations(tmp_path, max_steps=2, layerwise_lr_decay=first, **usual)
+    moments = {name: state["exp_avg"].clone() for name, state in _state_by_name(saved).items()}
+    allowed = {"resume_allow_changes": ("layerwise_lr_decay",), "resume_from_checkpoint": "auto"}
+    same = _trained_with_evaluations(tmp_path, max_steps=2, layerwise_lr_decay=second, **usual, **allowed)
+    assert all(torch.equal(state["exp_avg"], moments[name]) for name, state in _state_by_name(same).items())
+    found = _trained_with_evaluations(tmp_path, max_steps=3, layerwise_lr_decay=second, **usual, **allowed)
+    rates = {group["lr"] / found.args.learning_rate for group in found.optimizer.param_groups}
+    assert rates == {second**depth for depth in range(N_BLOCKS + 2)}
+
+
+def _trained_with_evaluations(folder: Path, **changes: Any) -> engine.Trainer:
+    rows = {"train_dataset": tiny_rows(12), "eval_dataset": tiny_rows(4)}
+    trainer = engine.Trainer(tiny_model("bert"), arguments(folder, **({"warmup_steps": 0} | changes)), **rows)
+    trainer.train()
+    return trainer
+
+
+def _state_by_name(trainer: engine.Trainer) -> dict[str, Any]:
+    return {name: trainer.optimizer.state[one] for name, one in trainer.model.named_parameters()}
+
+
 def test_a_toy_without_the_setting_trains_as_before(tmp_path: Path) -> None:
     assert toy_trainer(tmp_path).train().global_step == 3

@@ -51,6 +51,47 @@ def test_the_evaluation_set_that_moves_the_rate_is_compared(tmp_path: Path) -> N
     _resumed(tmp_path, **other, resume_allow_changes=["evaluation_data"])
 
 
+_OTHER_OPTIONS = [
+    ("sgd", "momentum=0.9", "momentum=0.5", {"momentum": 0.5}),
+    ("sgd", None, "momentum=0.9,nesterov=true", {"momentum": 0.9, "nesterov": True}),  # its state is empty before
+    ("rmsprop", "eps=1e-6", "eps=1e-4,alpha=0.9", {"eps": 1e-4, "alpha": 0.9}),
+    ("adafactor", "beta1=0.9", "beta1=0.5,clip_threshold=2.0", {"beta1": 0.5, "clip_threshold": 2.0}),
+    ("muon", "momentum=0.9", "momentum=0.5", {"momentum": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("optim", "first", "second", "wanted"), _OTHER_OPTIONS, ids=str)
+def test_options_of_the_optimizer_that_are_allowed_to_change_do(
+    tmp_path: Path, optim: str, first: str | None, second: str, wanted: dict[str, Any]
+) -> None:
+    _first(tmp_path, optim=optim, optim_args=first)
+    found = _resumed(tmp_path, optim=optim, optim_args=second, resume_allow_changes=["optim_args"])
+    assert found.state.global_step == 4
+    groups = [group for group in found.optimizer.param_groups if wanted.keys() <= group.keys()]
+    assert groups
+    assert all(group[name] == value for group in groups for name, value in wanted.items())
+
+
+_OTHER_STATES = [
+    ("sgd", "momentum=0.9", None, "momentum_buffer of .*: torch.float32 .* in the checkpoint -> nothing now"),
+    ("rmsprop", None, "momentum=0.9", "momentum_buffer of .*: nothing in the checkpoint"),
+    ("adafactor", None, "beta1=0.9", "exp_avg of .*: nothing in the checkpoint"),
+    ("adafactor", "beta1=0.9", None, "exp_avg of .* in the checkpoint -> nothing now"),
+    ("adamw_anyprecision", None, "momentum_dtype=bfloat16", r"exp_avg of .*: torch.float32 .* -> torch.bfloat16"),
+    ("adamw_anyprecision", None, "use_kahan_summation=true", "compensation of .*: nothing in the checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("optim", "first", "second", "difference"), _OTHER_STATES, ids=str)
+def test_options_with_another_state_are_refused_though_allowed(
+    tmp_path: Path, optim: str, first: str | None, second: str | None, difference: str
+) -> None:
+    _first(tmp_path, optim=optim, optim_args=first)
+    with pytest.raises(ConfigError, match=f"(?s)these optim_args cannot change.*{difference}") as caught:
+        _resumed(tmp_path, optim=optim, optim_args=second, resume_allow_changes=["optim_args"])
+    assert "use the --optim_args of the checkpoint" in caught.value.problems[0].fix
+
+
 def test_evaluations_may_change_where_nothing_follows_them(tmp_path: Path) -> None:
     _first(tmp_path)
     assert _resumed(tmp_path, eval_steps=2, eval_dataset=toy_rows(5)).state.global_step == 4

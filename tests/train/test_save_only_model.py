@@ -24,6 +24,7 @@ from transformers import AutoModelForQuestionAnswering, TrainerCallback
 
 import engine
 from whet.errors import StorageError
+from whet.watch import files
 from whet.watch.stop import Stopped
 
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
@@ -81,6 +82,16 @@ def test_auto_names_the_complete_checkpoint_before_one_with_only_the_model(tmp_p
     toy_trainer(tmp_path, max_steps=2, **SAVES).train("auto")
     with pytest.raises(StorageError, match=r"(?s)checkpoint-2 holds only.*--resume_from_checkpoint .*checkpoint-1"):
         toy_trainer(tmp_path, **SAVES).train("auto")
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_an_error_names_a_checkpoint_that_a_run_can_resume_from(tmp_path: Path, only: bool) -> None:
+    toy_trainer(tmp_path, max_steps=1, **(SAVES | {"save_only_model": only})).train()
+    with pytest.raises(StorageError) as found, files.stored("the results cannot be written", tmp_path):
+        raise OSError(28, "No space left on device")
+    kept = "there is no checkpoint to resume from" if only else f"checkpoint is {tmp_path / 'checkpoint-1'}"
+    assert kept in str(found.value)
+    assert found.value.again == ({} if only else {"resume_from_checkpoint": "auto"})
 
 
 def test_a_signal_saves_a_complete_checkpoint_that_resumes_to_the_same_weights(tmp_path: Path) -> None:

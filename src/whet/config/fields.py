@@ -35,7 +35,8 @@ class TrainingFields:
     output_dir: str = field(default=OUTPUT_DIR, kw_only=False, metadata={"kind": str | None})
     """Folder for the trained model, checkpoints, metrics, predictions and run.log. Created if it is missing."""
     overwrite_output_dir: bool = False
-    """Write to output_dir even if it holds files already. Without it, such a run stops before it starts."""
+    """Write to output_dir even if it holds files already; a training removes the checkpoints there once it has taken a
+    step. Without it, such a run stops before it starts."""
     do_train: bool = False
     """Train the model on the training data."""
     do_eval: bool = False
@@ -232,7 +233,7 @@ class TrainingFields:
     compound: also that of the two together, among all spans that end at or after their start."""
     optimizer_in_backward: bool = False
     """Update each weight and free its gradient as soon as the gradient is computed, inside the backward pass. Saves the
-    memory of the gradients. Needs max_grad_norm 0 and no accumulation."""
+    memory of the gradients. Needs max_grad_norm 0, no accumulation and no max_loss_spike."""
     weight_decay: float = 0.0
     """Each step reduces a weight by this share of itself times the learning rate. Not applied to biases and norms."""
     adam_beta1: float = 0.9
@@ -249,7 +250,8 @@ class TrainingFields:
 
     max_nonfinite_steps: int = 3
     """End the run with exit code 70 after this many steps in a row whose loss or gradient is not finite (or whose loss
-    is a spike, see max_loss_spike). None of these steps changes a weight; each is counted and logged."""
+    is a spike, see max_loss_spike). None of these steps changes a weight, except that optimizer_in_backward applies
+    the gradients of the step that are finite; each is counted and logged."""
     max_loss_spike: float | None = None
     """Do not apply a step whose loss is more than this many times the median loss of the steps before it (the last 32,
     once there are 8). Such steps are counted and logged. null: off."""
@@ -309,7 +311,8 @@ class TrainingFields:
     """Metric that decides which model is best, such as f1 or loss. null: loss, if load_best_model_at_end is set; whet
     qa uses f1, as its evaluation has no loss."""
     greater_is_better: bool | None = None
-    """Whether a larger metric is better. null: true, unless the metric's name ends in loss."""
+    """Whether a larger metric is better. null: true, unless the metric's name ends in loss; false also for mse of whet
+    classify and rewards/rejected of whet lm."""
     push_to_hub: bool = False
     """Upload the trained model to the hub: weights, configuration, tokenizer and card. Files with texts of the data, as
     predictions, errors and the report, stay here, and so do logs; but the card of whet embed and rerank shows three

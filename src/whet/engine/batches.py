@@ -96,7 +96,8 @@ def _order_rule(args: TrainingArguments) -> str | None:
         parts.append(f"lengths of {args.length_column_name}")
     if args.gradient_accumulation_steps > 1:
         if args.dataloader_drop_last and args.train_sampling_strategy != "batch_rebalance":
-            parts.append(f"batches of {args.per_device_train_batch_size} rows, the last one left out")
+            rows = args.train_rows_per_step // args.gradient_accumulation_steps
+            parts.append(f"batches of {rows} rows, the last one left out")
         if args.train_sampling_strategy == "batch_rebalance":
             parts.append(f"{args.gradient_accumulation_steps} batches a step")
     return ", ".join(parts) or None

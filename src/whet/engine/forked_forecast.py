@@ -35,9 +35,10 @@ from whet.data.store import RowStore
 from whet.hardware import memory, trim
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
-from whet.watch import printing, stop
+from whet.watch import guard, printing, stop
 
 if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
     from whet.engine.engine import Engine
     from whet.engine.forecast import Forecast
     from whet.engine.run import Run
@@ -173,8 +174,18 @@ def _why_not(engine: Engine, micro_rows: int) -> str | None:
         "the optimizer is not whet's": engine.spec.optimizers[0] is not None,
         "a profiler runs": args.profile,
         "the micro-batch is not the one that was asked for": micro_rows != args.per_device_train_batch_size,
+        "too little memory is left for it": not _has_room(args),
     }
     return system.why_no_fork() or next((why for why, holds in reasons.items() if holds), None) or trim.why_not()
+
+
+def _has_room(args: TrainingArguments) -> bool:
+    """Return whether the guard of the training would not stop it for what the child allocates.
+
+    The limit of `memory_limit_gb` is on the training alone.
+    """
+    watching = None if args.memory_limit_gb is not None else guard.memory_guard(args)
+    return watching is None or watching.has_room_for(_MOST_BYTES)
 
 
 @dataclass(frozen=True)

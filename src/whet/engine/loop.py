@@ -110,7 +110,7 @@ class TrainingLoop:
             adapters.require_saved(model)
         self.flos_per_token = 6.0 * weights.count_without_embeddings(model)
         self.meter = Meter(clock=Clock(self._ahead))
-        self.spikes = guard.SpikeGuard(args.max_loss_spike)
+        self.spikes = guard.SpikeGuard(args.max_loss_spike, in_backward=args.optimizer_in_backward)
         self.memory = guard.memory_guard(args)
         self.loader = BatchLoader(run, collator)
         self.counters = new_counters(args, run.place)
@@ -136,6 +136,11 @@ class TrainingLoop:
     def finished(self) -> bool:
         """Whether the plan is done, or a callback ends the training."""
         return self.plan_step >= self.run.plan.n_steps or self.sync.stop_early(self.events.control.should_training_stop)
+
+    @property
+    def _overwrites(self) -> bool:
+        """Whether the checkpoints that an earlier run left in the folder go."""
+        return self.run.args.overwrite_output_dir and self.saver.resumed_from is None
 
     def train(self, folder: Path | None, *, named: bool = False) -> TrainOutput:
         """Take the remaining steps; return the last step, the mean loss and the metrics.
@@ -197,22 +202,22 @@ class TrainingLoop:
             self.saver.rotate()
         else:
             self.saver.begins_with = compare.digest_of_weights(self.run.model.state_dict().items())
-            if args.overwrite_output_dir and self.sync.place.is_first:
-                write.remove_all(output_dir)
         finite.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             write.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
         if self.sync.place.is_first:
-            snapshot.require_room(self.run_state, len(self.saver.folders))
+            freed_bytes = write.bytes_of_all(output_dir) if self._overwrites else 0
+            snapshot.require_room(self.run_state, len(self.saver.folders), freed_bytes)
         self.sharing.begin(self.run.model, self.optimizer)
         self._build_step()
-        self._choose_micro_batch()
+        self._choose_micro_batch(folder)
         self.run.model.train()
 
     def _load_best(self) -> None:
         if self.sync.place.is_first:
             best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
         if self.run.args.load_best_model_at_end:
+            self.sync.wait()  # for a slow disk
             self.sync.copy_from_first(self.run.model)
 
     def _draw_new_layers(self) -> None:
@@ -283,14 +288,15 @@ class TrainingLoop:
             "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
         }
 
-    def _choose_micro_batch(self) -> None:
+    def _choose_micro_batch(self, folder: Path | None) -> None:
+        """Choose the rows of a micro-batch; those of the checkpoint in `folder`, if its run has chosen too."""
         if self.run.args.auto_find_batch_size or self.run.device.type == "cuda":
             from whet.engine.trials.batch_size import Trial, choose_micro_batch
 
             check = self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial
-            known = self._state_is_known
+            known, kept = self._state_is_known, None if folder is None else restore.micro_rows_of(folder)
             rows = choose_micro_batch(
-                Trial(self.run, self.precision.current, self.optimizer, not known, self.memory, check)
+                Trial(self.run, self.precision.current, self.optimizer, not known, self.memory, check, kept)
             )
         else:
             rows = self.sync.micro_batch_rows(self.run.args.per_device_train_batch_size)
@@ -338,6 +344,10 @@ class TrainingLoop:
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
         if not result.applied or self.spikes.n_bad_in_a_row:
             self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
+        if self.meter.n_steps == 1 and self._overwrites:  # until now the run could have been refused
+            if self.sync.place.is_first:
+                write.remove_all(self.run.output_dir)
+            self.sync.wait()  # for a slow disk
 
     # ---- between two steps ----
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 from whet import lasting
 from whet.config.arguments import TrainingArguments
 from whet.engine.sync import Sync
-from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, WhetError
 from whet.hardware.memory import CGROUP
 from whet.log import logger
 from whet.store import find, schema
@@ -94,14 +95,13 @@ class SafePoints:
     def _stop_for_memory(self, shortage: str) -> NoReturn:
         """Stop before the kernel kills the process. A process that completed no step fails: it would fail again."""
         args, meter = self._state.run.args, self._state.meter
-        again = smaller_batches(self.micro_rows, args.train_rows_per_step // self._sync.n_ranks)
-        if again and self._state.run.objective.padding.in_loss != "none":
-            # The loss counts padding in batches of per_device_train_batch_size rows, so this number must not change.
-            again = dict[str, object](auto_find_batch_size=True)
+        again = smaller_batches(args, self.micro_rows, args.train_rows_per_step // self._sync.n_ranks)
         if self._state.counters.global_step == 0:
             raise _no_first_step(shortage, again, args)
         code = EXIT_STOPPED_AND_SAVED if meter.n_steps else EXIT_OTHER
-        self.save_and_stop(f"stopped, as memory runs out ({shortage}; smaller batches need less)", again, code=code)
+        less = "smaller batches need less" if again else f"{flags} needs less" if (flags := _others(args)) else ""
+        known = f"{shortage}; {less}" if less else shortage
+        self.save_and_stop(f"stopped, as memory runs out ({known})", again, code=code)
 
 
 def _no_first_step(shortage: str, again: Mapping[str, object], args: TrainingArguments) -> WhetError:
@@ -114,24 +114,54 @@ def _no_first_step(shortage: str, again: Mapping[str, object], args: TrainingArg
     else:
         more = "end other programs, or use a machine with more memory"
     smaller = " ".join(f"--{name} {value}" for name, value in again.items())
+    smaller, same = (smaller, " for the same curve in less memory") if smaller else (_others(args, begins=True), "")
     return WhetError(
         what="memory runs out before the first step is done",
         got=shortage,
         why="the run would end in the same way each time it starts",
-        fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "") + more,
+        fix=(f"use {smaller}{same}, or " if smaller else "") + more,
     )
 
 
-def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:
+def _others(args: TrainingArguments, *, begins: bool = False) -> str:
+    """Return the flags that need less memory with batches as they are; only a run that begins may change its optimizer.
+
+    "" if it has them all.
+    """
+    found = [] if args.gradient_checkpointing else ["--gradient_checkpointing"]
+    found += [f"--optim {_FEW_BYTES[0]}"] if begins and args.optim not in _FEW_BYTES else []
+    return " or ".join(found)
+
+
+_FEW_BYTES = ("adamw_whet_8bit", "adafactor")
+"""Optimizers with little state; the first is the one that computes what the usual one does."""
+
+
+def smaller_batches(args: TrainingArguments, micro_rows: int, rows_per_step: int) -> dict[str, object]:
     """Return settings for at most half as many rows in a micro-batch; no settings if it has only one.
 
-    A step keeps its number of rows, so the loss curve stays the same. `micro_rows` is the present number, which
-    auto_find_batch_size may have chosen.
+    A step keeps its rows, so the loss curve stays the same. `micro_rows` is the present number, which
+    auto_find_batch_size may have chosen. Where another split would change the result, auto_find_batch_size takes as
+    many rows as fit, if these settings go with it.
     """
+    from whet.plan.choose import fixed_split
+
+    if fixed_split(args):
+        return {"auto_find_batch_size": True} if micro_rows > 1 and _may_search(args) else {}
     rows = next((rows for rows in range(micro_rows // 2, 0, -1) if rows_per_step % rows == 0), None)
     if rows is None:
         return {}
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": rows_per_step // rows}
+
+
+def _may_search(args: TrainingArguments) -> bool:
+    if args.auto_find_batch_size:
+        return False
+    try:
+        replace(args, auto_find_batch_size=True)
+    except ConfigError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The command that trains a task: `whet NAME`, the same for every task but for its options and its texts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,16 @@ MAIN_OPTIONS = (
     "resume_from_checkpoint", "auto", "precision", "per_device_train_batch_size", "learning_rate", "num_train_epochs",
 )  # fmt: skip
 """What the short help text of each shows, next to options of its own."""
+
+
+def least_is_best(*metrics: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a `usual` for `training_command`: the best model has the smallest of a metric that is one of these."""
+
+    def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+        name = str(given.get("metric_for_best_model")).removeprefix("eval_")
+        return {"greater_is_better": False} if name in metrics and given.get("greater_is_better") is None else {}
+
+    return usual
 
 
 def training_command(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.sharing import stage_of_run
 from whet.engine.forecast import Forecast
-from whet.errors import WhetError
+from whet.errors import ConfigError, WhetError
 from whet.plan import choose
 
 Settings = tuple[Any, TrainingArguments]
@@ -54,37 +55,40 @@ def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[C
     """Yield what makes this run smaller, the cheapest first: what costs time, then what changes the result."""
     rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
     same = not choose.fixed_split(args) and forecast.anatomy.packed  # padded batches draw other dropout
-    while rows > 1 and rows % 2 == 0 and not args.optimizer_in_backward:
+    while rows > 1 and rows % 2 == 0:
         rows, batches = rows // 2, batches * 2
         flags = f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {batches}"
-        smaller = _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches)
-        yield Change(flags, "smaller products", (job, smaller), same_result=same, is_split=True)
+        for own in _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches):
+            yield Change(flags, "smaller products", (job, own), same_result=same, is_split=True)
     if args.precision in ("auto", "fp32"):
-        yield Change("--precision bf16", "rounding", (job, _with(args, precision="bf16", bf16=None)), same_result=False)
+        for own in _with(args, precision="bf16", bf16=None):
+            yield Change("--precision bf16", "rounding", (job, own), same_result=False)
     if not args.gradient_checkpointing:
         for policy, cost in (
             ("selective", "what lies between products is computed twice"),
             ("blocks", "blocks are computed twice"),
         ):
-            own = _with(args, gradient_checkpointing=True, checkpointing_policy=policy)
-            yield Change(f"--gradient_checkpointing true --checkpointing_policy {policy}", cost, (job, own))
+            for own in _with(args, gradient_checkpointing=True, checkpointing_policy=policy):
+                yield Change(f"--gradient_checkpointing true --checkpointing_policy {policy}", cost, (job, own))
     if args.world_size > 1 and not stage_of_run(args) and args.deepspeed is None:
         for stage, shared in enumerate(
             ("the optimizer's state", "state and gradients", "state, gradients, weights"), 1
         ):
-            own = _with(args, zero_stage=stage)
-            yield Change(f"--zero_stage {stage}", f"ranks share {shared}", (job, own))
-    alone = args.gradient_accumulation_steps == 1 and job.lora_r is None and args.world_size == 1
+            for own in _with(args, zero_stage=stage):
+                yield Change(f"--zero_stage {stage}", f"ranks share {shared}", (job, own))
+    alone = job.lora_r is None and args.world_size == 1
     if alone and not args.optimizer_in_backward and not args.zero_stage:
-        own, same = _with(args, optimizer_in_backward=True, max_grad_norm=0.0), args.max_grad_norm == 0
-        yield Change("--optimizer_in_backward true --max_grad_norm 0", "no clipping", (job, own), same_result=same)
+        flags, same = "--optimizer_in_backward true --max_grad_norm 0", args.max_grad_norm == 0
+        for own in _with(args, optimizer_in_backward=True, max_grad_norm=0.0):
+            yield Change(flags, "no clipping", (job, own), same_result=same)
     if args.optim not in ("adamw_whet_8bit", "adafactor"):
         for optim, cost in (("adamw_whet_8bit", "states of 8 bits"), ("adafactor", "another rule of the update")):
-            yield Change(f"--optim {optim}", cost, (job, _with(args, optim=optim)), same_result=False)
+            for own in _with(args, optim=optim):
+                yield Change(f"--optim {optim}", cost, (job, own), same_result=False)
     half = forecast.anatomy.layers // 2
     if args.freeze_layers is None and half:
-        own = _with(args, freeze_layers=half)
-        yield Change(f"--freeze_layers {half}", "half of the layers do not learn", (job, own), same_result=False)
+        for own in _with(args, freeze_layers=half):
+            yield Change(f"--freeze_layers {half}", "half of the layers do not learn", (job, own), same_result=False)
     if job.lora_r is None:
         yield Change("--lora_r 8", "adapters learn, not the weights", (replace(job, lora_r=8), args), same_result=False)
 
@@ -145,6 +149,7 @@ def _outcome(made: Sequence[Change], forecast: Forecasting) -> Outcome | None:
         return None
 
 
-def _with(args: TrainingArguments, **changed: Any) -> TrainingArguments:
-    """Return the settings with these changes."""
-    return replace(args, **changed)
+def _with(args: TrainingArguments, **changed: Any) -> Iterator[TrainingArguments]:
+    """Yield the settings with these changes, unless they do not go with the others."""
+    with suppress(ConfigError):
+        yield replace(args, **changed)

@@ -58,7 +58,8 @@ def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
         from whet.store import write
 
         with suppress(OSError):
-            if newest := find.would_resume(Path(args.output_dir)):
+            own = not args.overwrite_output_dir or bool(args.resume_from_checkpoint) or stop.has_step_done()
+            if own and (newest := find.newest_complete(Path(args.output_dir))):
                 lack = write.resumable(lack, newest, {"resume_from_checkpoint": "auto"})
         raise lack from error
 

@@ -165,7 +165,7 @@ class TaskRun:
         """
         folder = self.args.output_dir
         if self.compares_with_start or adapters.names_of(self.engine.model):
-            return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+            return {} if find.newest_complete(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
         if not (self.args.do_eval or self.args.do_predict):
             return {}
         usual = {one.name: one.default for one in fields(self.asked) if one.name in _OF_TRAINING}

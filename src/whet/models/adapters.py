@@ -135,6 +135,26 @@ def names_of(model: nn.Module) -> list[str]:
     return list(model.peft_config if wrapped else model.active_adapters()[:1])  # pyright: ignore
 
 
+_PASSING = {
+    "peft_version", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "task_type",
+    "init_lora_weights",
+}  # fmt: skip
+"""Settings of an adapter that do not change what its weights compute: where it is from, how it begins."""
+
+
+def settings_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the settings of the model's adapters that change its loss, by the name of the adapter."""
+    configs: Any = model.peft_config if (names := names_of(model)) else {}
+    return {
+        name: {
+            key: sorted(value) if isinstance(value, set | frozenset) else value
+            for key, value in configs[name].to_dict().items()
+            if key not in _PASSING
+        }
+        for name in names
+    }
+
+
 def load(model: nn.Module, folder: Path) -> None:
     """Put the adapters that a save wrote to the folder into the model; ValueError if they are those of another."""
     wrapped = hasattr(model, "active_peft_config")

@@ -154,7 +154,8 @@ class Float16(Precision):
         return self._scaler.state_dict()
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        self._scaler.load_state_dict(saved)
+        if saved:  # a run in another format has none
+            self._scaler.load_state_dict(saved)
 
 
 def build(args: TrainingArguments, device: torch.device) -> Precision:

@@ -17,12 +17,12 @@ from whet.store.find import Lineage
 
 
 def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
-    """Return whether these metrics are better than the best so far."""
+    """Return whether these metrics are better than the best so far; a metric that is not finite never is."""
     if args.metric_for_best_model is None:
         return False
     value, best = _metric(args.metric_for_best_model, metrics), state.best_metric
     sign = 1.0 if args.greater_is_better else -1.0
-    return not math.isnan(value) and (best is None or sign * value > sign * best)
+    return math.isfinite(value) and (best is None or sign * value > sign * best)
 
 
 def remember(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:

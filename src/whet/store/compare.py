@@ -49,7 +49,8 @@ _IN_GROUPS = {
     "adam_beta1": ("betas",), "adam_beta2": ("betas",), "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
 """Settings that an optimizer stores in its parameter groups, and their names there."""
-_LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
+_SCHEDULED = {"lr", "initial_lr"}
+_LEARNED = {*_SCHEDULED, "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 _LONGEST_SHOWN = 60
 _MEANT = {
@@ -66,7 +67,8 @@ _INFERRED = ("problem_type",)
 """Entries that transformers' forwards fill in from the first labels if the user left them open (None)."""
 _MODEL_CONFIG = "config.json"
 UNDER_ADAPTERS = "weights under the adapter"
-"""A fact of the model of a run with adapters."""
+ADAPTERS = "adapters"
+"""Facts of the model of a run with adapters."""
 _SAMPLED_ROWS = 64
 _SAMPLED_NUMBERS = 256
 
@@ -145,6 +147,8 @@ def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
     wanted = {entry for name in changed for entry in _IN_GROUPS.get(name, ())}
     if "optim" in changed:
         wanted |= group.keys() - _LEARNED
+    if "optim_args" in changed:
+        wanted |= group.keys() - _SCHEDULED
     return wanted & group.keys()
 
 
@@ -260,6 +264,7 @@ def identity_of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any
     facts["data"] |= getattr(getattr(run.objective, "plain", run.objective), "facts_of_data", {})
     if (under := frozen_under_adapters(run.model)) is not None:
         facts["model"][UNDER_ADAPTERS] = under
+        facts["model"][ADAPTERS] = adapters.settings_of(run.model)
     if (loss := getattr(run.objective, "identity", None)) is not None:
         facts["loss"] = loss
     return json.loads(json.dumps(facts, default=str))
@@ -285,7 +290,20 @@ def _model_differences(before: Mapping[str, Any], now: Mapping[str, Any], folder
     for name in _INFERRED:  # open when the run of the checkpoint began
         if name in kept and kept[name] is None:
             kept[name] = saved.get(name) if saved else now["config"].get(name)
-    yield from _differences({**before, "config": kept}, now, "model")
+    then, latest = before.get(ADAPTERS) or now.get(ADAPTERS) or {}, now.get(ADAPTERS) or {}
+    yield from _differences(
+        {**before, "config": kept, ADAPTERS: _known_to(latest, then)},
+        {**now, ADAPTERS: _known_to(then, latest)},
+        "model",
+    )
+
+
+def _known_to(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of adapters without those that only one version of peft has."""
+    return {
+        name: {key: value for key, value in settings.items() if key in others.get(name, settings)}
+        for name, settings in own.items()
+    }
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
@@ -417,16 +435,23 @@ def _shape(parameter: nn.Parameter) -> str:
 def with_step_of(folder: Path, args: TrainingArguments, n_ranks: int) -> TrainingArguments:
     """Return the settings with which so many ranks take the steps of this checkpoint's run, each as large as before.
 
-    Settings stay as they are if the number of ranks is the same, if `rows_per_step` may change, or if the rows cannot
-    be dealt evenly; the comparison with the checkpoint follows.
+    Where the batches of a step decide which rows it has, it keeps their number too. Settings stay as they are if the
+    number of ranks is the same, if `rows_per_step` may change, or if the rows cannot be dealt evenly; the comparison
+    with the checkpoint follows.
     """
     before = manifest.n_ranks_of(folder)
     if before == n_ranks or "rows_per_step" in args.resume_allow_changes:
         return args
-    rows, rest = divmod(_rows_per_step(folder) * before, n_ranks)
+    rows_then, batches_then = _sizes_in(folder)
+    rows, rest = divmod(rows_then * batches_then * before, n_ranks)
     if rest or not rows or rows == args.per_device_train_batch_size * args.gradient_accumulation_steps:
         return args
-    at_a_time = next(n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % n == 0)
+    if args.dataloader_drop_last or args.train_sampling_strategy == "batch_rebalance":
+        at_a_time, rest = divmod(rows, batches_then)
+        if rest:
+            return args
+    else:
+        at_a_time = next(n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % n == 0)
     sizes = {_ROWS: at_a_time, _BATCHES: rows // at_a_time}
     _require_auto(args, sizes, f"{before} ranks then, {n_ranks} now")
     logger.info(
@@ -455,10 +480,10 @@ def _require_auto(args: TrainingArguments, sizes: Mapping[str, int], got: str) -
     )
 
 
-def _rows_per_step(folder: Path) -> int:
-    """Return the rows of a step on each rank of the checkpoint's run; 0 if its file cannot be read."""
+def _sizes_in(folder: Path) -> tuple[int, int]:
+    """Return the rows of a batch on each rank of the checkpoint's run, and its batches of a step; 0 if unreadable."""
     try:
         kept = json.loads((folder / ARGUMENTS).read_text("utf-8"))
-        return int(kept[_ROWS]) * int(kept[_BATCHES])
+        return int(kept[_ROWS]), int(kept[_BATCHES])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return 0, 0

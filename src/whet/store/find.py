@@ -285,6 +285,12 @@ def would_resume(output_dir: Path) -> Path | None:
     return next((path for path in _not_left(list_all(output_dir)) if not problems_of(path, light=True)), None)
 
 
+def newest_complete(output_dir: Path) -> Path | None:
+    """Return what `would_resume` does if a run can resume from it; None if it holds the model alone."""
+    folder = would_resume(output_dir)
+    return None if folder is None or manifest.holds_only_model(folder) else folder
+
+
 def require_intact(folder: Path, *, light: bool = False) -> Path:
     """Return the folder if it is intact; raises StorageError otherwise."""
     if problems := problems_of(folder, light=light):

@@ -8,8 +8,8 @@ compared with the one that this optimizer has after a step, which is computed wi
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -48,9 +48,15 @@ class OptimizerPart:
         if compare.OPTIMIZER in self._changed:
             logger.warning("another optimizer than before: its state starts from zero")
             return
-        groups = self._optimizer.param_groups
+        groups, names = self._optimizer.param_groups, self.names
         fresh = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        OptimizerState(self._optimizer, self.names).load_state(saved)
+        if "layerwise_lr_decay" in self._changed:
+            left = iter(names)
+            wanted = [[next(left) for _ in group["params"]] for group in groups]
+            saved = {**saved, "param_groups": _regrouped(saved["param_groups"], wanted)}
+        if "optim_args" in self._changed:
+            _require_same_form(self._optimizer, names, saved["state"])
+        OptimizerState(self._optimizer, names).load_state(saved)
         for group, new in zip(self._optimizer.param_groups, fresh, strict=True):
             group.update({name: new[name] for name in compare.group_settings(set(self._changed), new)})
 
@@ -68,7 +74,9 @@ class SchedulePart:
         # The optimizer's groups hold the rates already: a step of the schedule here would be one too many.
         kept = alike(saved, self._scheduler.state_dict())
         if self._changed & compare.SCHEDULE:
-            kept = {name: kept[name] for name in ("last_epoch", "_step_count", "lr_lambdas") if name in kept}
+            fresh = self._scheduler.state_dict()
+            kept = {name: value for name, value in kept.items() if name in ("last_epoch", "_step_count")}
+            kept |= {"lr_lambdas": fresh["lr_lambdas"]} if "lr_lambdas" in fresh else {}  # one for each group
         schedule.load_state(self._scheduler, kept)
         if isinstance(self._scheduler, LambdaLR):  # a function of the step: a longer run has another rate here
             rates = zip(self._optimizer.param_groups, self._scheduler.base_lrs, self._scheduler.lr_lambdas, strict=True)
@@ -125,6 +133,14 @@ def names_in(optimizer: Optimizer, model: nn.Module) -> list[str]:
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return the optimizer's parameters, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _regrouped(saved: Sequence[Mapping[str, Any]], wanted: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return the saved groups, split or joined into groups of these parameters, all of which they must hold."""
+    group_of = {name: group for group in saved for name in group["params"]}
+    if group_of.keys() != {name for names in wanted for name in names}:
+        raise ValueError("the saved optimizer holds other parameters")
+    return [{**group_of[names[0]], "params": list(names)} for names in wanted]
 
 
 def _indices(groups: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -211,25 +227,42 @@ def _after_a_step(optimizer: Optimizer, *, frozen_too: bool = False) -> Optimize
     """
     known = type(optimizer).__module__.startswith(("torch.optim.", "whet.optim."))
     if not known:
-        raise TypeError("only torch's optimizers and whet's AdamW are known to run without memory")
+        raise TypeError("only torch's optimizers and whet's are known to run without memory")
     plain = {"fused": False, "foreach": False, "capturable": False}
-    groups = [
-        {
-            **{name: plain.get(name, value) for name, value in group.items()},
-            "params": [
-                nn.Parameter(torch.empty_like(p, device="meta"))
-                for p in group["params"]
-                if p.requires_grad or frozen_too
-            ],
-        }
-        for group in optimizer.param_groups
-    ]
-    probe: Any = type(optimizer)(groups, lr=0.0)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    for group in probe.param_groups:
-        for parameter in group["params"]:
+    probe: Any = object.__new__(type(optimizer))  # each class has its own arguments; what they set is in attributes
+    own = {name: OrderedDict() if name.endswith("_hooks") else value for name, value in vars(optimizer).items()}
+    own.pop("step", None)  # of a schedule, which steps the optimizer itself
+    vars(probe).update(own)
+    probe.state, probe.param_groups = defaultdict(dict), []
+    for group in optimizer.param_groups:
+        params = [one for one in group["params"] if one.requires_grad or frozen_too]
+        like = {nn.Parameter(torch.empty_like(one, device="meta")): one for one in params}
+        settings = {name: plain.get(name, value) for name, value in group.items()}
+        probe.param_groups.append({**settings, "params": [*like]})
+        for parameter, real in like.items():
             parameter.grad = torch.empty_like(parameter)
+            if begun := optimizer.state.get(real):  # some make it before the first step
+                probe.state[parameter] = {name: _without_memory(value) for name, value in begun.items()}
     probe.start() if isinstance(probe, NativeAdamW) else probe.step()
     return probe
+
+
+def _without_memory(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_like(value, device="meta") if value.dim() else value.clone()
+
+
+def _usual_state(optimizer: Optimizer, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]] | None:
+    """Return the state of each parameter after a step, by name; None for an optimizer that does not run without data.
+
+    `names` are those of its parameters, in the order of its groups.
+    """
+    try:
+        made: dict[int, Any] = _after_a_step(optimizer, frozen_too=True).state_dict()["state"]
+    except Exception:
+        return None
+    return {names[index]: values for index, values in made.items()}
 
 
 def _require_like(optimizer: Optimizer, names: Sequence[str], state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -237,11 +270,9 @@ def _require_like(optimizer: Optimizer, names: Sequence[str], state: Mapping[str
 
     `names` are those of its parameters, in the order of its groups.
     """
-    try:
-        made = _after_a_step(optimizer, frozen_too=True).state_dict()["state"]
-    except Exception:  # an optimizer that does not run without data: there is nothing to compare with
+    known = _usual_state(optimizer, names)
+    if known is None:  # there is nothing to compare with
         return
-    known = {names[index]: values for index, values in made.items()}
     for parameter, values in state.items():
         usual = known.get(parameter, {})
         for name in values.keys() - _ANYWHERE:
@@ -253,6 +284,32 @@ def _require_like(optimizer: Optimizer, names: Sequence[str], state: Mapping[str
         master = values.get("master")
         if master is not None and not (isinstance(master, Tensor) and master.dtype is torch.float32):
             raise ValueError(f"the saved master of {parameter} is {_form(master)}")
+
+
+def _require_same_form(optimizer: Optimizer, names: Sequence[str], state: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for optim_args with which the optimizer does not keep the state that is saved."""
+    known = _usual_state(optimizer, names)
+    found = None if known is None else next(_other_forms(state, known), None)
+    if known is not None and found is None:
+        return
+    raise ConfigError(
+        what="these optim_args cannot change in a run that resumes",
+        got=found or f"{type(optimizer).__name__}, whose state whet does not know",
+        why="the new options ask for a state of another form than the one that the checkpoint holds"
+        if found
+        else "it may keep the state of the old options and ignore the new ones",
+        fix="use the --optim_args of the checkpoint; or start a new run in another --output_dir, without "
+        "--resume_from_checkpoint",
+    )
+
+
+def _other_forms(saved: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for parameter, values in saved.items():
+        usual = known.get(parameter, {})
+        for name in sorted((values.keys() | usual.keys()) - _ANYWHERE) if values else ():
+            before, now = (_form(one[name]) if name in one else "nothing" for one in (values, usual))
+            if before != now:
+                yield f"{name} of {parameter}: {before} in the checkpoint -> {now} now"
 
 
 def _alike(found: Any, usual: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,14 @@ def precision_of(folder: Path) -> str:
         return policy.in_checkpoint(_read(folder / compare.ARGUMENTS))
 
 
+def micro_rows_of(folder: Path) -> int | None:
+    """Return the rows of a micro-batch that the checkpoint's run has found to fit; None if it did not search."""
+    with _refusing_unreadable(folder):
+        if not _read(folder / compare.ARGUMENTS).get("auto_find_batch_size"):
+            return None
+        return _trainer_state(folder).train_batch_size
+
+
 def restore(
     state: RunState,
     folder: Path,
@@ -110,6 +119,7 @@ def restore(
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
         found = best.restored_folder(run.args, lineage, best_folder, folder) if sync.place.is_first else None
+        sync.wait()  # for a slow disk
         counters.best_model_checkpoint = sync.of_first(str(found) if found else None, schema.optional(schema.text))
     logger.info("resuming after step %d from %s", counters.global_step, folder)
     if run.args.ddp_comm_hook == "powersgd" and sync.n_ranks > 1:
@@ -125,7 +135,10 @@ def _trainer_state(folder: Path) -> TrainerState:
     schema.require_types(state, schema.TRAINER_STATE, TRAINER_STATE)
     step = (manifest.facts_of(folder) or {}).get("step")
     schema.require_step(state.get("global_step"), step, TRAINER_STATE)
-    return TrainerState.load_from_json(str(folder / TRAINER_STATE))
+    found = TrainerState.load_from_json(str(folder / TRAINER_STATE))
+    if found.best_metric is not None and math.isinf(found.best_metric):  # the best for earlier versions
+        found.best_metric, found.best_global_step, found.best_model_checkpoint = None, None, None
+    return found
 
 
 @contextmanager

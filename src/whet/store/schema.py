@@ -42,6 +42,11 @@ def number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < MOST**4 and math.isfinite(value)
 
 
+def number_or_infinity(value: Any) -> bool:
+    """Return whether this is a number, or an infinite one as Python reads it from JSON."""
+    return number(value) or (type(value) is float and math.isinf(value))
+
+
 def loss(value: Any) -> bool:
     """Return whether this is a loss: a number, or a word for NaN or infinity, which JSON does not have."""
     return number(value) or value in ("nan", "inf", "-inf")
@@ -74,10 +79,11 @@ def text(value: Any) -> bool:
 
 TRAINER_STATE: Mapping[str, Check] = {
     "global_step": count,
+    "train_batch_size": optional(count),
     "epoch": optional(number),
     "log_history": list_of(json_object),
     "total_flos": number,
-    "best_metric": optional(number),
+    "best_metric": optional(number_or_infinity),
     "best_global_step": optional(count),
     "best_model_checkpoint": optional(text),
 }

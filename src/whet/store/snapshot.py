@@ -203,15 +203,16 @@ def _with_own_config(model: nn.Module) -> nn.Module:
 # ---- room on the disk ----
 
 
-def require_room(state: RunState, n_saved: int) -> None:
+def require_room(state: RunState, n_saved: int, freed_bytes: int = 0) -> None:
     """Raise StorageError if the disk has no room for the checkpoints that a run needs at the same time.
 
-    These are two: the last one, and the next one while it is written. `n_saved` of them exist already.
+    These are two: the last one, and the next one while it is written. `n_saved` of them exist already, and so many
+    bytes are freed before the first is written.
     """
     run = state.run
     if run.plan.save.strategy == "no":
         return
-    size, free = forecast_bytes(state), free_bytes(run.output_dir)
+    size, free = forecast_bytes(state), free_bytes(run.output_dir) + freed_bytes
     n_needed = max(1, _ROOM_FOR_SAVES - n_saved)
     figures = f"{size / _MB:,.1f} MB a checkpoint, {free / _MB:,.1f} MB free"
     if free < n_needed * size:

@@ -324,14 +324,23 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
 
 def remove_all(output_dir: Path) -> None:
     """Remove the checkpoints of an earlier run, with its abandoned ones; the log says how many."""
-    aside = find.aside_folders(output_dir)
-    folders = [path for place in (output_dir, *aside) for path in find.list_all(place)]
+    folders = _all_in(output_dir)
     for folder in folders:
         remove(folder)
-    for place in aside:
+    for place in find.aside_folders(output_dir):
         _remove_if_empty(place)
     if folders:
         logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
+
+
+def bytes_of_all(output_dir: Path) -> int:
+    """Return the bytes that `remove_all` would free; a checkpoint whose manifest cannot be read does not count."""
+    return sum(map(_n_bytes, _all_in(output_dir)))
+
+
+def _all_in(output_dir: Path) -> list[Path]:
+    places = (output_dir, *find.aside_folders(output_dir))
+    return [path for place in places for path in find.list_all(place)]
 
 
 def remove(folder: Path) -> None:
@@ -450,7 +459,7 @@ def resumable(error: _E, last: Path | None, again: Mapping[str, object]) -> _E:
     """Return the error with the newest complete checkpoint, if there is one, and the settings that resume from it."""
     (problem,) = error.problems
     if last is None:
-        kept, then = "no checkpoint was written yet", "then start again with the same command"
+        kept, then = "there is no checkpoint to resume from", "then start again with the same command"
     else:
         kept = f"the newest complete checkpoint is {last}"
         then = f"then resume with --resume_from_checkpoint {shlex.quote(str(last))}"

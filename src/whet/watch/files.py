@@ -162,7 +162,7 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
 
 def _newest(folder: Path) -> Path | None:
     try:
-        return find.would_resume(folder)
+        return find.newest_complete(folder)
     except OSError:
         return None
 

@@ -72,6 +72,17 @@ class MemoryGuard:
                 logger.warning("memory is getting scarce: %s", _describe(limit, left, more))
         return None
 
+    def has_room_for(self, n_bytes: int) -> bool:
+        """Return whether another process may take so many bytes, and the run neither stops nor is warned of that."""
+        holds = self.resident()
+        if holds is None:
+            return True
+        more = max((self.peak() or 0) - holds, 0)
+        return all(
+            limit.left_bytes - more - n_bytes >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more))
+            for limit in self.limits()
+        )
+
     def _growth_per_s(self, now_s: float, holds: int) -> float:
         """Return how many bytes a second the process has grown by since the last check."""
         before_s, held = self._last or (now_s, holds)
@@ -115,11 +126,14 @@ def _mib(n_bytes: float) -> str:
 
 
 class SpikeGuard:
-    """Rejects steps whose loss is many times the usual one."""
+    """Rejects steps whose loss is many times the usual one.
 
-    def __init__(self, limit: float | None, losses: Sequence[float] = ()) -> None:
-        self.limit = limit
-        self.losses: deque[float] = deque(losses, maxlen=LOSSES)
+    With `in_backward` a step that is not finite has updated some weights by the time that its loss is known.
+    """
+
+    def __init__(self, limit: float | None, *, in_backward: bool = False) -> None:
+        self.limit, self._in_backward = limit, in_backward
+        self.losses: deque[float] = deque(maxlen=LOSSES)
         """Losses of the last applied steps."""
         self.n_bad_in_a_row = 0
         """Consecutive steps, up to now, that were not applied."""
@@ -149,28 +163,31 @@ class SpikeGuard:
             return
         self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
         if not result.applied:
-            _log_not_applied(step, result, self.limit)
+            self._log(step, result)
         if self.n_bad_in_a_row >= most:
-            raise _too_many_not_applied(self.n_bad_in_a_row, step, result)
+            raise _too_many_not_applied(self.n_bad_in_a_row, step, result, in_backward=self._in_backward)
+
+    def _log(self, step: int, result: StepResult) -> None:
+        if result.finite:
+            logger.warning(
+                "step %d was not applied: loss %s is more than %s times the median of the steps before it",
+                step, result.loss, self.limit,
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "step %d was not applied%s: loss %s, gradient norm %s",
+                step, " in full" if self._in_backward else "", result.loss, result.grad_norm,
+            )  # fmt: skip
 
 
-def _log_not_applied(step: int, result: StepResult, limit: float | None) -> None:
-    if result.finite:
-        logger.warning(
-            "step %d was not applied: loss %s is more than %s times the median of the steps before it",
-            step, result.loss, limit,
-        )  # fmt: skip
-    else:
-        logger.warning("step %d was not applied: loss %s, gradient norm %s", step, result.loss, result.grad_norm)
-
-
-def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
+def _too_many_not_applied(n_steps: int, step: int, result: StepResult, *, in_backward: bool) -> NonFiniteError:
     spike = result.finite
     return NonFiniteError(
         what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
         got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {step}",
-        why="the weights would " + ("diverge" if spike else "become NaN") + "; they are still those of the last good"
-        " step",
+        why="the weights would " + ("diverge" if spike else "become NaN")
+        + ("; optimizer_in_backward has already applied those of their gradients that are finite" if in_backward
+           else "; they are still those of the last good step"),
         fix="lower --learning_rate, raise --warmup_steps, or check the rows of these steps",
     )  # fmt: skip
 

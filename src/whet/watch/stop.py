@@ -221,6 +221,11 @@ def mark_step_done() -> None:
     _current.worth_saving = True
 
 
+def has_step_done() -> bool:
+    """Return whether a step was completed: what the folder holds of checkpoints is of this run from then on."""
+    return _current.worth_saving
+
+
 def before_exit(clean: Callable[[], None]) -> None:
     """Call this before a signal ends the process at once."""
     _current.cleanups.append(clean)

@@ -98,6 +98,11 @@ def step_in_backward_is_whole(args: TrainingFields) -> Problem | None:
             "clipping needs the norm over all gradients before the first is used",
             "use --max_grad_norm 0",
         ),
+        f"max_loss_spike={args.max_loss_spike}": (
+            args.max_loss_spike is not None,
+            "the loss is compared after the backward pass, when weights are updated already",
+            "leave --max_loss_spike out",
+        ),
         "fp16=True": (
             getattr(args, "fp16", False),
             "the loss scaler looks at all gradients before a step",

@@ -151,7 +151,7 @@ CURVE_FIELDS = (
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
     "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
     "label_smoothing_factor", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
-    "freeze_layers",
+    "freeze_layers", "max_loss_spike",
 )  # fmt: skip
 """Settings that change the loss curve; its length may change."""
 

@@ -29,7 +29,7 @@ from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.precision import policy
 from whet.precision.policy import Precision
-from whet.watch.guard import WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
+from whet.watch.guard import STOP_FRAC, STOP_OWN_FRAC, WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
 
 CARD = Card(
     name="batch size trial",
@@ -62,13 +62,24 @@ class Trial:
     memory: MemoryGuard | None
     check: Callable[[], None]
     """Called before each pass; may stop the run."""
+    kept: int | None = None
+    """The rows that were found before the run resumed; None: it has not searched before."""
 
 
 def choose_micro_batch(trial: Trial) -> int:
-    """Return the most rows of a micro-batch: the number asked for, or the largest that fits. The log says which."""
+    """Return the most rows of a micro-batch: the number asked for, or the largest that fits. The log says which.
+
+    A run that resumes keeps the number that it has found before, unless so many do not fit any more.
+    """
     run, asked = trial.run, trial.run.args.per_device_train_batch_size
-    rows = _largest(trial, asked) if run.args.auto_find_batch_size else asked
-    rows = run.sync.micro_batch_rows(rows)
+    searches = run.args.auto_find_batch_size
+    wanted = min(asked, trial.kept) if searches and trial.kept else asked
+    rows = run.sync.micro_batch_rows(_largest(trial, wanted) if searches else asked)
+    if trial.kept and rows < wanted:
+        logger.warning(
+            "the run resumes with %d rows at a time, as the %d of before do not fit: a packed model's losses are the "
+            "same to rounding, not bitwise", rows, trial.kept,
+        )  # fmt: skip
     if run.device.type == "cuda" and not run.objective.packed:
         note = slow_batch_note(rows, torch.cuda.get_device_capability(run.device))
         if note:
@@ -156,12 +167,15 @@ def _largest(trial: Trial, asked: int) -> int:
             fix="use --gradient_checkpointing, shorter rows, or --optim adamw_whet_8bit, which has less state",
         )
     rows = found if found < most else asked
-    logger.info("auto_find_batch_size: %s", _outcome(rows, asked, run.args.train_rows_per_step, measured))
+    by_whom = "before" if trial.kept == asked else "asked for"
+    logger.info("auto_find_batch_size: %s", _outcome(rows, asked, by_whom, run.args.train_rows_per_step, measured))
     return rows
 
 
 def _on_host(trial: Trial, passes: _LongestRowPasses, state_bytes: int, most: int) -> tuple[int, str]:
-    memory = HostMemory(trial.memory.limits if trial.memory else None, state_bytes)
+    # A number that was found before is kept up to where the guard stops: a new measurement differs by some MiB.
+    spare = (STOP_FRAC, STOP_OWN_FRAC) if trial.kept else (WARN_FRAC, WARN_OWN_FRAC)
+    memory = HostMemory(trial.memory.limits if trial.memory else None, state_bytes, spare)
     peaks: dict[int, int] = {}
 
     def peak(rows: int) -> int:
@@ -183,9 +197,9 @@ def _on_gpu(trial: Trial, passes: _LongestRowPasses, state_bytes: int, most: int
     return found, f"{memory.describe()}; {mib(state_bytes)} for the optimizer"
 
 
-def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
+def _outcome(found: int, asked: int, by_whom: str, per_step: int, measured: str) -> str:
     if found == asked:
-        return f"{found} rows at a time fit, as asked for ({measured})"
+        return f"{found} rows at a time fit, as {by_whom} ({measured})"
     n_batches = -(-per_step // found)
     return f"{found} of {asked} rows at a time fit; {n_batches} batches make a step of {per_step} rows ({measured})"
 
@@ -232,9 +246,18 @@ _GPU_MARGIN = 0.02
 
 
 class HostMemory:
-    """The memory of this process as the system reports it. Running out of it would not raise an error."""
+    """The memory of this process as the system reports it. Running out of it would not raise an error.
 
-    def __init__(self, limits: Callable[[], Sequence[MemoryLimit]] | None, state_bytes: int) -> None:
+    `spare` are the shares of a limit, and of what the process needs, one of which stays free.
+    """
+
+    def __init__(
+        self,
+        limits: Callable[[], Sequence[MemoryLimit]] | None,
+        state_bytes: int,
+        spare: tuple[float, float] = (WARN_FRAC, WARN_OWN_FRAC),
+    ) -> None:
+        self._spare = spare
         self.limits = limits or memory.memory_limits
         self.state_bytes = state_bytes
         self._trim = (lambda: None) if trim.why_not() else trim.trim()
@@ -266,12 +289,11 @@ class HostMemory:
         return most
 
     def fits(self, peak_bytes: int) -> bool:
-        """Return whether the memory guard would not warn at this peak plus the optimizer's state."""
+        """Return whether enough stays free at this peak plus the optimizer's state, for the memory guard."""
         needed = int(_SAFETY_FACTOR * (peak_bytes + self.state_bytes))
-        more = needed - _resident()
+        more, (of_limit, of_own) = needed - _resident(), self._spare
         return all(
-            limit.left_bytes - more >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * needed)
-            for limit in self.limits()
+            limit.left_bytes - more >= min(of_limit * limit.limit_bytes, of_own * needed) for limit in self.limits()
         )
 
     def describe(self) -> str:

@@ -4,21 +4,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from whet.jobs.command import training_command
+from whet.jobs.command import least_is_best, training_command
 from whet.jobs.task import HONOURED_BY_CALLS, IN_WINDOWS, Task, lazily, words
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, metrics_of
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """metric_name is what the best model is judged by."""
-    name = given.get("metric_name")
-    if name is None or given.get("metric_for_best_model") is not None:
-        return {}
-    better = given.get("greater_is_better")
-    if better is None:
-        better = name not in LOWER_IS_BETTER
-    return {"metric_for_best_model": name, "greater_is_better": better}
+    """metric_name is what the best model is judged by, unless metric_for_best_model says so."""
+    name = given.get("metric_for_best_model") or given.get("metric_name")
+    by = {} if name is None else {"metric_for_best_model": name}
+    return by | least_is_best(*LOWER_IS_BETTER)({**given, **by})
 
 
 def _sample(job: ClassifyArguments, n_rows: int) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.command_line import Command
-from whet.jobs.command import training_command
+from whet.jobs.command import least_is_best, training_command
 from whet.jobs.task import HONOURED_BY_CALLS, Task, lazily, words
 from whet.models.loading.heads import CAUSAL_LM
 from whet.tasks.lm.arguments import RUN_RULES, DemoLmArguments, GenerateArguments, LmArguments, metrics_of
@@ -54,6 +54,7 @@ LM = training_command(
         "whet lm --model_name_or_path HuggingFaceTB/SmolLM2-135M --train_file book.txt --do_train --output_dir out",
         "whet lm run.yaml --train_file chats.jsonl --max_length 512 --output_dir out",
     ),
+    usual=least_is_best("rewards/rejected"),
 )
 GENERATE = Command(
     name="whet generate",
