@@ -74,6 +74,21 @@ def test_adapter_of_every_task_merges_into_a_model_with_the_same_loss(
     assert any(not torch.equal(inside[name], value) for name, value in before.items() if name in inside)
 
 
+def test_adapter_is_read_with_the_configuration_of_its_run(small_decoder: Path, tmp_path: Path) -> None:
+    """That of --config_name, by which the same weights compute something else."""
+    settings = load(small_decoder, "config.json") | {"hidden_act": "relu", "rms_norm_eps": 0.5}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text(json.dumps(settings), "utf-8")
+    out = trained("lm", small_decoder, tmp_path, config_name=tmp_path / "config", num_train_epochs=2)
+    merged = tmp_path / "merged"
+    assert run(["merge", str(out), "--output_dir", str(merged)]) == 0
+    assert load(merged, "config.json").items() >= {"hidden_act": "relu", "rms_norm_eps": 0.5}.items()
+    again = words("lm", merged, tmp_path / "eval", "--do_eval", validation_file=examples("lm", tmp_path))
+    assert run(again) == 0
+    found, wanted = load(tmp_path / "eval", "eval_results.json"), load(out, "eval_results.json")
+    assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=CLOSE)
+
+
 def _logits_of_best(folder: Path) -> list[float]:
     """The logits of the best answer to each question; peft keeps token types from a model that answers questions."""
     found = load(folder, "eval_nbest_predictions.json").values()

@@ -184,13 +184,16 @@ _LEFT_BEHIND = ("special_tokens_map_file", "tokenizer_file")
 """Paths on the machine that saved the tokenizer; older versions wrote them, and nobody opens them."""
 
 
-def checked_config(folder: Path) -> dict[str, Any]:
+def checked_config(folder: Path, *, of_adapter: bool = False) -> dict[str, Any]:
     """Return the settings of config.json that its architecture knows; raises ConfigError for what leads elsewhere.
 
-    The log names the settings that are left out.
+    The log names the settings that are left out. `of_adapter`: the file describes the model of an adapter next to it,
+    whose weights are in another folder, where they may have been quantised as they were loaded.
     """
     path = folder / CONFIG
     values = unmarked(read_object(path))
+    if of_adapter:
+        values.pop("quantization_config", None)
     _refuse_forbidden(path, values, _FORBIDDEN)
     experts = {KEY: values.pop(KEY)} if KEY in values else {}
     config_class = _class_of(path, values)
