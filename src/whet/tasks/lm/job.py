@@ -563,5 +563,5 @@ def _judged_pairs(rows: TextRows, losses: np.ndarray, margins: np.ndarray) -> li
 
 
 def perplexity(loss: float) -> float:
-    """Return the exponential of a mean loss; infinity where a float ends."""
-    return math.exp(loss) if loss < math.log(1e300) else math.inf
+    """Return the exponential of a mean loss; infinity where a float ends, NaN of what is no number."""
+    return math.inf if loss >= math.log(1e300) else math.exp(loss)
