@@ -24,6 +24,7 @@ from transformers import TrainerState
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.models import adapters
 from whet.precision import policy
 from whet.store import compare, optimizer, weights
 from whet.store.compare import Run
@@ -161,7 +162,7 @@ class Snapshot:
 
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:
     """Return the content of a checkpoint at this step; with buffers, later steps do not change it."""
-    model, own = state.run.model, dict(state.run.model.state_dict())
+    model, own = state.run.model, adapters.read_by_save(state.run.model)
     text, tensors, incoming = None, {}, {}
     if not only_model:
         parts = state.parts()
@@ -234,7 +235,7 @@ def forecast_bytes(state: RunState) -> int:
         text, tensors = split_parts({name: _largest(name, part, state) for name, part in state.parts().items()})
     parts = [
         *(len(text.encode()) for text in state.texts(text).values()),
-        _tensors_bytes(_untied(model.state_dict())),
+        *(_tensors_bytes(_untied(file)) for file in adapters.files_of(model)),
         *map(_tensors_bytes, tensors.values()),
         *_model_texts(model, state.run.processing_class),
     ]
