@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -198,6 +199,9 @@ def _with_own_config(model: nn.Module) -> nn.Module:
     for name in ("config", "generation_config"):
         if getattr(model, name, None) is not None:
             setattr(other, name, copy.deepcopy(getattr(model, name)))
+    for name, one in vars(model).items():
+        if isinstance(one, MethodType) and one.__self__ is model:  # a method of its own, such as a save_pretrained
+            setattr(other, name, MethodType(one.__func__, other))
     return other
 
 
