@@ -30,6 +30,7 @@ from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
 from whet.objectives.base import Objective
 from whet.store import find
+from whet.store.weights import count_weights
 from whet.watch import printing, record, run_log, stop
 
 _OF_TRAINING = (
@@ -103,7 +104,7 @@ class TaskRun:
     def _facts(self) -> dict[str, Any]:
         """What the record of the run and the model card say of it."""
         engine, args = self.engine, self.args
-        command, weights = record.running_command(), list(engine.model.parameters())
+        command = record.running_command()
         rows = engine.spec.train_dataset if args.do_train else engine.spec.eval_dataset
         return {
             "command": None if command is None else command.text,
@@ -113,8 +114,8 @@ class TaskRun:
             "machine": record.machine(),
             "model": {
                 "name": self.asked.model_name_or_path,
-                "parameters": sum(one.numel() for one in weights),
-                "trainable": sum(one.numel() for one in weights if one.requires_grad),
+                "parameters": count_weights(engine.model),
+                "trainable": count_weights(engine.model, trained=True),
             },
             "data": None if rows is None else {
                 "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None

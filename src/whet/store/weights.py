@@ -171,7 +171,21 @@ def _require_floats(model: nn.Module, file: Path) -> None:
 def count_without_embeddings(model: nn.Module) -> int:
     """Return the number of parameters that take part in matrix products: all but embedding tables."""
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if name not in tables)
+    parameters = [parameter for name, parameter in model.named_parameters() if name not in tables]
+    return sum(parameter.numel() for parameter in parameters) + _more_in_codes(model)
+
+
+def count_weights(model: nn.Module, *, trained: bool = False) -> int:
+    """Return the number of the model's weights, or of those that are trained."""
+    if trained:
+        return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in model.parameters()) + _more_in_codes(model)
+
+
+def _more_in_codes(model: nn.Module) -> int:
+    """Return how many more weights there are than numbers in parameters: a code of 4 bits is half of one."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "n_weights_in_codes")]
+    return sum(layer.n_weights_in_codes - layer.codes.numel() for layer in layers)
 
 
 def device_of(use_cpu: bool) -> torch.device:
