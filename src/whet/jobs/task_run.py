@@ -23,9 +23,11 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import NAME as READING
 from whet.jobs.predict.trained import as_text, write_reading
+from whet.jobs.rules import require_goes_with_saved_experts
 from whet.jobs.splits import SPLITS
 from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
+from whet.models.experts.settings import settings_of
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
 from whet.objectives.base import Objective
@@ -251,6 +253,8 @@ def source_of(job: JobFields) -> ModelSource:
 
 def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    if settings_of(model.config) is not None:
+        require_goes_with_saved_experts(job, args)
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
     is_frozen = args.freeze_layers is not None or "freeze_tables" in args.methods  # new tokens need rows that learn
     is_changed = job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None
