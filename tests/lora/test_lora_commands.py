@@ -260,6 +260,7 @@ def test_run_stopped_after_its_training_continues_with_the_adapter(
 REFUSED = {
     "lora_alpha would change nothing without lora_r": {"lora_alpha": 8},
     "the model has no layer q_projj": {"lora_r": 4, "lora_target_modules": "q_projj"},
+    "the model's head gets no pair: lm_head": {"lora_r": 4, "lora_target_modules": "q_proj,lm_head"},
     "lora_dropout is not from 0, below 1": {"lora_r": 4, "lora_dropout": 1.5},
 }
 

@@ -6,6 +6,7 @@ The adapter is peft's own, so that its folder loads anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, add_rows, load_tokenizer, n_tokens
 from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.quantised import FLAGS, quantise
-from whet.models.view import ModelView
+from whet.models.view import ModelView, Named
 from whet.store import weights
 from whet.watch import printing
 
@@ -267,10 +268,15 @@ def _targets(model: Any, asked: str | None) -> str | list[str]:
         return ALL_LINEAR
     missing = [name for name in names if name not in _linear_names(model)]
     if missing:
+        absent = [name for name in missing if name not in _last_names(ModelView(model).linears())]
         raise ConfigError(
-            what=f"the model has no layer {' or '.join(missing)}",
+            what=f"the model has no layer {' or '.join(absent)}"
+            if absent
+            else f"the model's head gets no pair: {' or '.join(missing)}",
             got=f"lora_target_modules {asked}",
-            why="each name is that of linear layers of the model",
+            why="each name is that of linear layers of the model"
+            if absent
+            else "a head with labels is trained completely, and that of a language model stays as it is",
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         )
     usual: Any = _peft().utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -281,8 +287,11 @@ def _linear_names(model: nn.Module) -> list[str]:
     """Return the last parts of the names of the model's linear layers outside of its head."""
     view = ModelView(model)
     heads = tuple(f"{name}." for name, _ in view.head())
-    inside = [name for name, _ in view.linears() if not f"{name}.".startswith(heads)]
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in inside))
+    return _last_names(one for one in view.linears() if not f"{one.name}.".startswith(heads))
+
+
+def _last_names(modules: Iterable[Named]) -> list[str]:
+    return list(dict.fromkeys(name.rpartition(".")[2] for name, _ in modules))
 
 
 def _peft() -> Any:
