@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
@@ -203,6 +204,26 @@ def test_adapters_for_another_task_are_refused(
     names = {**adapters, "file": examples("classify", tmp_path), "decoder": adapters["lm"].parents[1] / "decoder"}
     assert run([word.format(**names) for word in line]) == EXIT_BAD_CONFIG
     assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "merge", "lm"])
+def test_adapter_of_the_hub_is_to_be_downloaded(
+    command: str, adapters: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stored = tmp_path / "hub" / "models--some--adapter"
+    shutil.copytree(adapters["lm"], stored / "snapshots" / ("0" * 40))
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("0" * 40, "utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    line = {
+        "generate": ["generate", "some/adapter", "--prompt", "the boat"],
+        "merge": ["merge", "some/adapter", "--output_dir", str(tmp_path / "merged")],
+        "lm": words("lm", Path("some/adapter"), tmp_path / "out", "--do_train", train_file=examples("lm", tmp_path)),
+    }[command]
+    assert run(line) == EXIT_BAD_CONFIG
+    shown = " ".join(capfd.readouterr().err.split())
+    assert f"hf download {'NAME' if command == 'merge' else 'some/adapter'} --local-dir adapter" in shown
 
 
 def test_adapter_without_the_head_that_it_needs_is_refused(

@@ -257,7 +257,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
             why=f"an adapter is the files {ADAPTER} and {_WEIGHTS}",
             fix=f"name one of {', '.join(inside)}"
             if inside
-            else "name the output folder of a run with --lora_r, or a folder that peft has saved",
+            else "name the output folder of a run with --lora_r, or a folder that peft has saved; one of the hub is "
+            "downloaded first: hf download NAME --local-dir adapter",
         )
     if others:
         logger.warning("%s also holds the adapters %s, which are not merged", folder, ", ".join(others))

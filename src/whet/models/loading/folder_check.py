@@ -35,10 +35,11 @@ _READ_WHOLE = (".json", ".txt", ".model", ".jinja", ".bpe", ".vocab")
 ADAPTER = "adapter_config.json"
 
 
-def check_folder(folder: Path, *, adapter: bool = False) -> None:
+def check_folder(folder: Path, *, adapter: bool = False, hub_name: str | None = None) -> None:
     """Refuse a folder of whose files one leaves it, is no plain file, or is too large to be what its name says.
 
-    One with an adapter is refused too, unless `adapter` says that nothing of that is read.
+    One with an adapter is refused too, unless `adapter` says that nothing of that is read. `hub_name` is the name on
+    the hub from which it was downloaded.
     """
     for path in sorted(folder.iterdir()):
         if path.name == _TEMPLATES and path.is_dir():
@@ -46,12 +47,14 @@ def check_folder(folder: Path, *, adapter: bool = False) -> None:
                 _check_entry(template, folder)
         _check_entry(path, folder)
     if not adapter and (folder / ADAPTER).exists():
+        place = "FOLDER" if hub_name is None else "adapter"
+        first = "" if hub_name is None else f"download it: hf download {hub_name} --local-dir {place}; then "
         raise bad_model(
-            f"{folder}: this is an adapter",
+            f"{hub_name or folder}: this is an adapter",
             got=ADAPTER,
             why="it names a model of its own choice, to be loaded from another place",
-            fix="fold it into its model, and name that folder: whet merge FOLDER --output_dir MERGED; whet predict, "
-            "whet ask and whet generate take an adapter as it is",
+            fix=f"{first}fold it into its model, and name that folder: whet merge {place} --output_dir MERGED; "
+            f"whet predict, whet ask and whet generate take {place} as it is",
         )
 
 

@@ -55,7 +55,8 @@ class ModelSource:
         if problem := missing_folder(name, flag) or hub_problem(name, flag, "model", self.cache_dir):
             raise ConfigError.of([problem])
         folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
-        check_folder(folder, adapter=self.beside_adapter and part == "tokenizer")
+        reads_none = self.beside_adapter and part == "tokenizer"
+        check_folder(folder, adapter=reads_none, hub_name=None if Path(name).is_dir() else name)
         return folder
 
     def name(self, part: str) -> str:
