@@ -11,11 +11,11 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
 from text_tasks import SAILING, examples, load_lines, save_encoder, words
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG
+from whet.errors import EXIT_BAD_CONFIG, escape_controls
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -114,6 +114,18 @@ def test_share_that_is_trained_is_logged(
     n_trained = 2 * 2 * (32 + 32)  # two blocks, a pair of rank 2 each
     shown = capfd.readouterr().out
     assert f"LoRA: {n_trained / 1e6:.4f} of {(n_weights + n_trained) / 1e6:.4f} million weights trained" in shown
+
+
+def test_peft_opens_the_folder_of_a_run(adapters: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """With the model that it names; the docs name this call, as transformers' own looks for all weights there."""
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(adapters["lm"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(adapters["lm"])
+    ids = tokenizer(SAILING[0][:12], return_tensors="pt")
+    written = model.generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=1)
+    found = _printed(["generate", str(adapters["lm"]), "--prompt", SAILING[0][:12], "--max_new_tokens", "6"], capfd)
+    assert found.strip() == escape_controls(tokenizer.decode(written[0], skip_special_tokens=True)).strip()
+    with pytest.raises(OSError, match=r"no file named"):
+        AutoModelForCausalLM.from_pretrained(adapters["lm"])
 
 
 def _moved(adapters: dict[str, Path], command: str, folder: Path) -> tuple[Path, Path]:
