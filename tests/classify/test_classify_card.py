@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -265,6 +266,25 @@ def test_upload_that_cannot_be_is_refused_before_any_work(
     assert "--include whet_task.json" in said
     assert not (tmp_path / "out").exists()
     assert not hub.repositories
+
+
+def test_adapter_is_uploaded_without_paths_of_this_machine(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    """Its base by the name that the card of the base gives it; peft's card of a checkpoint has the path, too."""
+    pytest.importorskip("peft")
+    encoder = Path(shutil.copytree(sentence_encoder, tmp_path / "encoder"))
+    for number, (card, base) in enumerate({"": "encoder", "---\nbase_model: a/b\n---\n": "a/b"}.items()):
+        (encoder / "README.md").write_text(card, "utf-8")
+        flags = ["--push_to_hub", "--hub_always_push", "--hub_model_id", f"me/{number}", "--lora_r", "2"]
+        out = tmp_path / str(number)
+        assert run(_command(encoder, out, topics, *flags, max_steps=2)) == 0
+        files = hub.repositories[f"me/{number}"]
+        assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= files.keys()
+        assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == base
+        assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(encoder)
+        assert not (out / "checkpoint-2" / "README.md").exists()
+        assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
 
 
 def test_settings_of_an_upload_without_one_are_refused(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from text_tasks import examples, load, save_encoder, topic_rows, words, write_csv, write_lines
+from text_tasks import examples, load, load_lines, save_encoder, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG
 
 _LABELLED = (
     "errors.jsonl", "eval_confusion.csv", "eval_results.json", "eval_predictions.jsonl", "predict_errors.jsonl",
@@ -264,3 +265,73 @@ def test_a_checkpoint_alone_is_read_as_its_training_read(place: Path, tmp_path: 
         found.append(output.read_text("utf-8"))
     assert found[0] == found[1]
     assert load(alone, "whet_task.json") == load(tmp_path / "out", "whet_task.json")
+
+
+def _predicted(model: Path, folder: Path) -> list[Any]:
+    output = folder / f"{model.name}.jsonl"
+    assert run(["predict", str(model), "--file", str(folder / "texts.csv"), "--output", str(output)]) == 0
+    return load_lines(output)
+
+
+def test_model_that_was_trained_last_is_the_one_that_is_read(place: Path, tmp_path: Path) -> None:
+    """An adapter and all weights in turn, in one folder: nothing of the model before is taken for the new one's."""
+    pytest.importorskip("peft")
+    write_csv(tmp_path / "texts.csv", topic_rows())
+    kinds: dict[str, dict[str, Any]] = {"adapter": {"lora_r": 4, "learning_rate": 3e-2}, "full": {}}
+    wanted = {}
+    for name, options in kinds.items():
+        line = words("classify", place / "model", tmp_path / name, "--do_train", train_file=place / "topics.csv",
+                     max_steps=6, **options)  # fmt: skip
+        assert run(line) == 0
+        wanted[name] = _predicted(tmp_path / name, tmp_path)
+    assert wanted["adapter"] != wanted["full"]
+    files = {name: {path.name for path in (tmp_path / name).iterdir()} for name in kinds}
+    out = tmp_path / "out"
+    for name in ("adapter", "full", "adapter"):
+        line = words("classify", place / "model", out, "--do_train", "--overwrite_output_dir",
+                     train_file=place / "topics.csv", max_steps=6, **kinds[name])  # fmt: skip
+        assert run(line) == 0
+        assert _predicted(out, tmp_path) == wanted[name]
+        assert {path.name for path in out.iterdir()} == files[name]
+
+
+def test_files_of_another_kind_of_model_do_not_stay(place: Path, tmp_path: Path) -> None:
+    """Of sentence-transformers, an export, and a tokenizer of chats; files of the user's own do."""
+    out = tmp_path / "out"
+    foreign = {
+        "modules.json": '[{"idx": 1, "path": "1_Pooling", "type": "Pooling"}, {"idx": 2, "path": "notes"}]',
+        "1_Pooling/config.json": "{}", "config_sentence_transformers.json": '{"model_type": "SentenceTransformer"}',
+        "export.json": '{"whet": {"format": "onnx"}}', "model.onnx": "", "generation_config.json": "{}",
+        "chat_template.jinja": "of a chat", "additional_chat_templates/tools.jinja": "of a chat",
+    }  # fmt: skip
+    own = {"1_Pooling/notes.txt": "mine", "notes/config.json": "{}", "adapter.txt": "mine", "mine.safetensors": "mine"}
+    for name, text in {**foreign, **own}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, "utf-8")
+    line = words("classify", place / "model", out, "--do_train", "--overwrite_output_dir",
+                 train_file=place / "topics.csv", max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    assert not _are_there(out, *foreign)
+    assert _are_there(out, *own) == [*own]
+
+
+def test_export_of_another_program_stays(place: Path, tmp_path: Path) -> None:
+    own = {"export.json": '{"of": "my program"}', "model.onnx": "mine", "tokenizer.json.txt": "mine"}
+    for name, text in own.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    line = words("classify", place / "model", tmp_path, "--do_train", "--overwrite_output_dir",
+                 train_file=place / "topics.csv", max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    assert {name: (tmp_path / name).read_text("utf-8") for name in own} == own
+
+
+def test_adapter_does_not_replace_the_model_that_it_needs(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    model = Path(shutil.copytree(place / "model", tmp_path / "model"))
+    line = words("classify", model, model, "--do_train", "--overwrite_output_dir", train_file=place / "topics.csv",
+                 max_steps=1, lora_r=2)  # fmt: skip
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "lora_r would replace the model that it needs" in capfd.readouterr().err
+    assert (model / "model.safetensors").is_file()

@@ -76,6 +76,24 @@ def test_saved_experts_write_and_are_refused_by_plain_transformers(
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
+def test_saved_experts_refuse_what_new_ones_do(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """All of it together: their losses would be left out, or their blocks."""
+    assert run(asked("lm", models, tmp_path, max_steps=1)) == 0
+    options = {"train_file": tmp_path / "pairs.jsonl", "max_steps": 1, "torch_compile": True}
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"prompt": "the", "chosen": " boat lay", "rejected": " dough"}) + "\n", "utf-8"
+    )
+    line = words("lm", tmp_path / "out", tmp_path / "next", "--do_train", **options, loss="dpo")
+    assert run(line) == EXIT_BAD_CONFIG
+    shown = " ".join(capfd.readouterr().err.split())
+    assert "torch_compile does not go with the experts of the model" in shown
+    assert "loss dpo does not go with the experts of the model" in shown
+    line = words("lm", tmp_path / "out", tmp_path / "next", "--do_train", teacher_model=models / "lm",
+                 train_file=examples("lm", tmp_path), max_steps=1)  # fmt: skip
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "teacher_model does not go with the experts of the model" in " ".join(capfd.readouterr().err.split())
+
+
 def test_log_has_the_parts_of_the_loss_and_the_dropped_tokens(models: Path, tmp_path: Path) -> None:
     assert run(asked("lm", models, tmp_path, moe_capacity_factor=0.5, moe_aux_loss_coef=0.1, max_steps=2)) == 0
     first = load(tmp_path / "out", "trainer_state.json")["log_history"][0]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sparse_models import SPARSE_FAMILIES, dense_model, logged, sparse_model, trainer
+from transformers import AutoModelForCausalLM
 
+import whet
 from tiny import assert_same_weights, losses, padded, tiny_rows, weights_of
 from tiny_decoders import collate, token_rows
+from whet.errors import ConfigError
+from whet.models.loading.heads import CAUSAL_LM
+from whet.models.loading.load import ModelSource, load_model
 
 ROUNDING = 1e-5
 """Relative, of a loss: a product of some rows may sum in another order than that of all."""
@@ -97,3 +103,25 @@ def test_experts_share_the_tokens_after_200_steps(tmp_path: Path) -> None:
     found.train()
     largest = logged(found, "moe_load_max")  # each the mean of 20 steps
     assert largest[0] > 2 > largest[-1]
+
+
+@pytest.mark.parametrize("how", ["save_pretrained", "a copy", "whet.Trainer"])
+def test_model_saved_in_python_is_no_dense_model(how: str, tmp_path: Path) -> None:
+    """transformers would give it new feed-forward parts; whet reads it with its experts."""
+    model, out = sparse_model("llama", aux_loss_coef=0.0, z_loss_coef=0.0), tmp_path / "out"
+    if how == "whet.Trainer":
+        args = whet.TrainingArguments(output_dir=str(out), max_steps=1, save_steps=1, use_cpu=True, report_to="none")
+        own = whet.Trainer(model=model, args=args, train_dataset=token_rows(4), data_collator=collate)
+        own.train()
+        own.save_model()
+        folders = [out, out / "checkpoint-1"]
+    else:
+        (copy.deepcopy(model) if how == "a copy" else model).save_pretrained(out)
+        folders = [out]
+    for folder in folders:
+        with pytest.raises(ValueError, match="whet-experts-llama"):
+            AutoModelForCausalLM.from_pretrained(folder)
+    read = load_model(ModelSource(model=str(out)), CAUSAL_LM)
+    assert_same_weights(weights_of(read), weights_of(model), within=0)
+    with pytest.raises(ConfigError, match="push_to_hub"):
+        read.save_pretrained(out, push_to_hub=True)

@@ -52,6 +52,19 @@ def test_run_writes_a_model_its_metrics_and_its_card(decoder: Path, texts: Path,
     assert found["eval_perplexity"] == found["predict_perplexity"] < 4 < 100 < before
 
 
+def test_perplexity_of_a_loss_that_is_no_number_is_none_either(decoder: Path, texts: Path, tmp_path: Path) -> None:
+    """Not infinity: that is the perplexity of a loss which is too large."""
+    model: Any = AutoModelForCausalLM.from_pretrained(decoder)
+    with torch.no_grad():
+        for weight in (model.lm_head.weight, model.model.norm.weight):
+            weight.fill_(1e38)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(decoder).save_pretrained(tmp_path / "model")
+    run(line(tmp_path / "model", tmp_path / "out", "--do_eval", validation_file=texts))
+    found = load(tmp_path / "out", "eval_results.json")
+    assert found["eval_loss"] == found["eval_perplexity"] == "NaN"
+
+
 @pytest.mark.parametrize("attention", [None, "sdpa"], ids=["packed", "padded"])
 def test_perplexity_and_accuracy_are_those_of_transformers_token_by_token(
     attention: str | None, decoder: Path, texts: Path, tmp_path: Path

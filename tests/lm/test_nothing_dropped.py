@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from test_data_forms import ANSWER, ASK, PLAIN, SYSTEM, TEMPLATE, TOOL, assistan
 from transformers import AutoTokenizer
 
 from saved_decoder import TEMPLATE as PLAIN_TEMPLATE
-from text_tasks import QUESTIONS, TAGS, words, write_csv, write_lines
+from text_tasks import QUESTIONS, TAGS, load, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA, ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
@@ -215,6 +216,34 @@ def test_template_that_hides_what_a_row_says_is_refused(
     found = read(write_lines(tmp_path / "c.jsonl", [row]))
     with pytest.raises(DataError, match=message):
         rendered(found, with_template(decoder, template), completion_only=completion_only)
+
+
+@pytest.mark.parametrize("loss", ["next_tokens", "dpo"])
+def test_conversations_that_the_template_hides_can_be_skipped(
+    decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], loss: str
+) -> None:
+    """All of them are named in one error; with --skip_bad they are left out and counted, of preferences as pairs."""
+    model = Path(shutil.copytree(decoder, tmp_path / "model"))
+    (model / "chat_template.jinja").write_text(NO_SYSTEM, "utf-8")
+    bad = {1, 3}
+    asked = [[{"role": "system", "content": "be brief"}] * (n in bad) + [user()] for n in range(6)]
+    rows = [{"messages": [*one, assistant()]} for one in asked]
+    if loss == "dpo":
+        rows = [{"prompt": one, "chosen": [assistant()], "rejected": [assistant("no")]} for one in asked]
+    file = write_lines(tmp_path / "c.jsonl", rows)
+    options: dict[str, Any] = {"train_file": file, "loss": loss, "max_steps": 1}
+    line = words("lm", model, tmp_path / "out", "--do_train", **options)
+    assert run(line) == EXIT_BAD_DATA
+    shown = " ".join(capfd.readouterr().err.split())
+    assert all(f"line {n + 1}: the model's chat template does not show messages[0]" in shown for n in bad)
+
+    assert run([*line, "--overwrite_output_dir", "--skip_bad"]) == 0
+    assert load(tmp_path / "out", "train_results.json").items() >= {
+        "train_examples_left_out": 2, "train_samples": 4,
+    }.items()  # fmt: skip
+    left_out = load(tmp_path / "out", "train_left_out.json")
+    assert [one["what"].split(":")[1] for one in left_out] == [f" line {n + 1}" for n in sorted(bad)]
+    assert f"2 {'pairs' if loss == 'dpo' else 'conversations'} are bad and were left out" in capfd.readouterr().err
 
 
 def test_other_fields_that_the_template_hides_are_named(

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
 from text_tasks import SAILING, examples, load_lines, save_encoder, words
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG
+from whet.errors import EXIT_BAD_CONFIG, escape_controls
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -115,6 +116,18 @@ def test_share_that_is_trained_is_logged(
     assert f"LoRA: {n_trained / 1e6:.4f} of {(n_weights + n_trained) / 1e6:.4f} million weights trained" in shown
 
 
+def test_peft_opens_the_folder_of_a_run(adapters: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """With the model that it names; the docs name this call, as transformers' own looks for all weights there."""
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(adapters["lm"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(adapters["lm"])
+    ids = tokenizer(SAILING[0][:12], return_tensors="pt")
+    written = model.generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=1)
+    found = _printed(["generate", str(adapters["lm"]), "--prompt", SAILING[0][:12], "--max_new_tokens", "6"], capfd)
+    assert found.strip() == escape_controls(tokenizer.decode(written[0], skip_special_tokens=True)).strip()
+    with pytest.raises(OSError, match=r"no file named"):
+        AutoModelForCausalLM.from_pretrained(adapters["lm"])
+
+
 def _moved(adapters: dict[str, Path], command: str, folder: Path) -> tuple[Path, Path]:
     """Return copies of an adapter and of its model; the adapter names a folder that is gone."""
     model = adapters[command].parents[1] / ("decoder" if command == "lm" else "encoder")
@@ -203,6 +216,26 @@ def test_adapters_for_another_task_are_refused(
     names = {**adapters, "file": examples("classify", tmp_path), "decoder": adapters["lm"].parents[1] / "decoder"}
     assert run([word.format(**names) for word in line]) == EXIT_BAD_CONFIG
     assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "merge", "lm"])
+def test_adapter_of_the_hub_is_to_be_downloaded(
+    command: str, adapters: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stored = tmp_path / "hub" / "models--some--adapter"
+    shutil.copytree(adapters["lm"], stored / "snapshots" / ("0" * 40))
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("0" * 40, "utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    line = {
+        "generate": ["generate", "some/adapter", "--prompt", "the boat"],
+        "merge": ["merge", "some/adapter", "--output_dir", str(tmp_path / "merged")],
+        "lm": words("lm", Path("some/adapter"), tmp_path / "out", "--do_train", train_file=examples("lm", tmp_path)),
+    }[command]
+    assert run(line) == EXIT_BAD_CONFIG
+    shown = " ".join(capfd.readouterr().err.split())
+    assert f"hf download {'NAME' if command == 'merge' else 'some/adapter'} --local-dir adapter" in shown
 
 
 def test_adapter_without_the_head_that_it_needs_is_refused(

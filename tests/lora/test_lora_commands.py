@@ -24,7 +24,7 @@ from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, ConfigError
-from whet.store import manifest
+from whet.store import manifest, snapshot
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -73,6 +73,46 @@ def test_adapter_of_every_task_merges_into_a_model_with_the_same_loss(
     before, after = (load_file(folder / "model.safetensors") for folder in (model, merged))
     inside = {name.removeprefix("bert."): value for name, value in after.items()}
     assert any(not torch.equal(inside[name], value) for name, value in before.items() if name in inside)
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_checkpoint_takes_the_room_of_the_adapter_alone(
+    save_async: bool, small_decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the disk, which is asked for room before the first step, and in the memory of a save in the background."""
+    asked: list[int] = []
+    copied: dict[str, int] = {}
+    forecast, copies = snapshot.forecast_bytes, snapshot.Buffers.copies
+
+    def copy(self: Any, tensors: Any, prefix: str) -> Any:
+        copied[prefix] = sum(one.nbytes for one in tensors.values())
+        return copies(self, tensors, prefix)
+
+    monkeypatch.setattr(snapshot, "free_bytes", lambda _: 10**12)
+    monkeypatch.setattr(snapshot, "forecast_bytes", lambda state: asked.append(forecast(state)) or asked[-1])
+    monkeypatch.setattr(snapshot.Buffers, "copies", copy)
+    saves = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_async": save_async}
+    out = trained("lm", small_decoder, tmp_path, **saves)
+    files = {path.name: path.stat().st_size for path in (out / "checkpoint-2").iterdir()}
+    assert asked[0] == pytest.approx(sum(files.values()), rel=0.1)
+    if save_async:
+        tensors = load_file(out / "checkpoint-2" / "adapter_model.safetensors").values()
+        assert copied["weights"] == sum(one.nbytes for one in tensors)
+
+
+def test_adapter_is_read_with_the_configuration_of_its_run(small_decoder: Path, tmp_path: Path) -> None:
+    """That of --config_name, by which the same weights compute something else."""
+    settings = load(small_decoder, "config.json") | {"hidden_act": "relu", "rms_norm_eps": 0.5}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text(json.dumps(settings), "utf-8")
+    out = trained("lm", small_decoder, tmp_path, config_name=tmp_path / "config", num_train_epochs=2)
+    merged = tmp_path / "merged"
+    assert run(["merge", str(out), "--output_dir", str(merged)]) == 0
+    assert load(merged, "config.json").items() >= {"hidden_act": "relu", "rms_norm_eps": 0.5}.items()
+    again = words("lm", merged, tmp_path / "eval", "--do_eval", validation_file=examples("lm", tmp_path))
+    assert run(again) == 0
+    found, wanted = load(tmp_path / "eval", "eval_results.json"), load(out, "eval_results.json")
+    assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=CLOSE)
 
 
 def _logits_of_best(folder: Path) -> list[float]:
@@ -220,6 +260,7 @@ def test_run_stopped_after_its_training_continues_with_the_adapter(
 REFUSED = {
     "lora_alpha would change nothing without lora_r": {"lora_alpha": 8},
     "the model has no layer q_projj": {"lora_r": 4, "lora_target_modules": "q_projj"},
+    "the model's head gets no pair: lm_head": {"lora_r": 4, "lora_target_modules": "q_proj,lm_head"},
     "lora_dropout is not from 0, below 1": {"lora_r": 4, "lora_dropout": 1.5},
 }
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from text_tasks import examples, load, save_encoder, words
+from text_tasks import examples, load, load_lines, save_encoder, words
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
 
@@ -121,6 +121,24 @@ def test_what_weights_of_8_bits_cannot_do_is_refused(
                     train_file=examples("lm", tmp_path), **given)  # fmt: skip
     assert run(refused) == EXIT_BAD_CONFIG
     assert says in " ".join(capfd.readouterr().err.split())
+
+
+def test_weights_are_counted_as_weights_whatever_holds_them(small_decoder: Path, tmp_path: Path) -> None:
+    """A byte holds two codes of 4 bits; the record, the first lines and the work of a step count both."""
+    found = {}
+    for n_bits in (32, 8, 4):
+        line = asked("lm", small_decoder, tmp_path / str(n_bits), max_steps=1, lora_target_modules="all-linear")
+        line = [{8: "--load_in_8bit", 4: "--load_in_4bit"}.get(n_bits, "") if one == "--load_in_8bit" else one
+                for one in line]  # fmt: skip
+        assert run([one for one in line if one]) == 0
+        out = tmp_path / str(n_bits)
+        counts = next(one["model"] for one in load_lines(out / "run.jsonl") if "model" in one)
+        (shown,) = [line for line in (out / "run.log").read_text().splitlines() if " parameters, " in line]
+        state = load(out, "trainer_state.json")
+        found[n_bits] = counts["parameters"], counts["trainable"], shown.partition(", ")[2], state["total_flos"]
+    assert found[4] == found[8] == found[32]
+    n_weights = sum(one.numel() for one in AutoModelForCausalLM.from_pretrained(small_decoder).parameters())
+    assert found[4][0] == n_weights + found[4][1]
 
 
 @pytest.mark.parametrize("command", ["lm", "classify"])

@@ -27,6 +27,7 @@ from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
 from whet.optim import registry
+from whet.store.weights import count_weights
 
 _LABEL = 11
 _WHOLE = ("recipe", "deepspeed")
@@ -106,8 +107,7 @@ def block(rows: dict[str, list[str]], width: int) -> list[str]:
 
 
 def _model(model: nn.Module) -> list[str]:
-    total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    total, trained = count_weights(model), count_weights(model, trained=True)
     some = "all trainable" if trained == total else f"{console.count(trained)} trainable"
     return [type(model).__name__, f"{console.count(total)} parameters", some]
 

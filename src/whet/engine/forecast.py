@@ -117,7 +117,7 @@ class _Memory:
         tables = sum(getattr(one, GRADIENT).buffer.nbytes for one in model.modules() if hasattr(one, GRADIENT))
         held = planned.gradients if self._sums_gradients else tables
         gathered, unsure = self._gathered_bytes()
-        weights, trained = _bytes(model.parameters()) + _bytes(model.buffers()), _bytes(_trained(model))
+        trained, saves_aside = _bytes(_trained(model)), args.save_async and args.save_strategy != "no"
         data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
         there = {
             "program": max(self.held_bytes - data, 0),
@@ -126,7 +126,7 @@ class _Memory:
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": held,
             "optimizer": planned.state or 0,
-            "saving": weights + (alone.state or 0) if args.save_async and args.save_strategy != "no" else 0,
+            "saving": _saved_weights(model) + (alone.state or 0) if saves_aside else 0,
         }
         step, passes = self._step()
         update = self.update
@@ -394,10 +394,16 @@ def _batches(run: Run, step: int) -> list[Batch]:
 
 
 def _saved_bytes(run: Run, optimizer: Optimizer) -> int:
-    """Return the bytes of a checkpoint: what is trained of the weights with an adapter, else all of them, and state."""
-    weights = [one for one in run.model.parameters() if one.requires_grad or not adapters.names_of(run.model)]
+    """Return the bytes of a checkpoint: of its weights, and of the optimizer's state."""
     state = description.planned_bytes(run.model, run.args, optimizer, run.place).state or 0
-    return _bytes(weights) + (0 if run.args.save_only_model else state)
+    return _saved_weights(run.model) + (0 if run.args.save_only_model else state)
+
+
+def _saved_weights(model: torch.nn.Module) -> int:
+    """Return the bytes of the weights in a checkpoint: what is trained of them with an adapter, else all of them."""
+    if adapters.names_of(model):
+        return _bytes(_trained(model))
+    return _bytes(model.parameters()) + _bytes(model.buffers())
 
 
 def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:

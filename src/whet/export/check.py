@@ -128,7 +128,7 @@ def compared(
     `pad` makes a batch of rows, padded to its longest, or to `full` tokens: the last batch has `length`. Of tokens,
     those of the padding do not count.
     """
-    off = largest = 0.0
+    off, largest = [0.0], [0.0]
     n_batches = 0
     widths: list[int] = []
     same: list[Tensor] = []
@@ -140,8 +140,8 @@ def compared(
         n_batches += 1
         for name, value in wanted.items():
             sides = [side[real] if kind == "tokens" else side for side in (value.float(), found[name].float())]
-            off = max(off, _largest(sides[0] - sides[1]))
-            largest = max(largest, _largest(sides[0]))
+            off.append(_largest(sides[0] - sides[1]))
+            largest.append(_largest(sides[0]))
             if kind == "vectors":
                 cosines.append(functional.cosine_similarity(sides[0].double(), sides[1].double(), dim=-1))
             elif kind == "tokens" and value.ndim == 2:  # scores of the tokens of a row: where an answer begins, or ends
@@ -150,7 +150,8 @@ def compared(
             elif kind != "scores":
                 same.append(sides[0].argmax(-1) == sides[1].argmax(-1))
     return Outputs(
-        kind, len(rows), n_batches, min(widths), max(widths), off, largest,
+        kind, len(rows), n_batches, min(widths), max(widths),
+        float(np.max(off)), float(np.max(largest)),  # NaN if one is NaN, which max of Python drops
         same_choice_frac=float(torch.cat(same).float().mean()) if same else None,
         cosine=(float(torch.cat(cosines).min()), float(torch.cat(cosines).mean())) if cosines else None,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from whet.config.secrets import hidden, in_variables
 from whet.engine.run import Interval
 from whet.errors import MASK, hide_secrets
 from whet.log import logger
+from whet.store.weights import count_weights
 from whet.strict_json import jsonable
 from whet.watch import record, stop
 from whet.watch.meter import Ahead, Clock
@@ -177,7 +178,6 @@ def _ahead(args: Any, state: Any) -> Ahead:
 
 def _facts(args: Any, model: Any, rows: Any) -> dict[str, Any]:
     """Return what the record of a training begins with."""
-    weights = list(model.parameters())
     name = getattr(getattr(model, "config", None), "name_or_path", None)
     return {
         "command": hide_secrets(shlex.join(hidden(["python", *sys.argv])[0])),
@@ -185,8 +185,8 @@ def _facts(args: Any, model: Any, rows: Any) -> dict[str, Any]:
         "machine": record.machine(),
         "model": {
             "name": name or type(model).__name__,
-            "parameters": sum(one.numel() for one in weights),
-            "trainable": sum(one.numel() for one in weights if one.requires_grad),
+            "parameters": count_weights(model),
+            "trainable": count_weights(model, trained=True),
         },
         "data": {"rows": len(rows) if isinstance(rows, Sized) else None, "tokens": None},
     }

@@ -9,6 +9,7 @@ fails the command, after all files are written.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -23,7 +24,9 @@ from whet.config.settings import options_of
 from whet.config.upload import MODEL_FILES, upload_command
 from whet.errors import ConfigError, StorageError, hide_secrets
 from whet.jobs.fields import JobFields
+from whet.jobs.model_card import published_base
 from whet.log import logger
+from whet.models.loading.folder_check import ADAPTER
 from whet.models.loading.hub import unreachable
 from whet.watch import stop
 
@@ -122,12 +125,29 @@ class Upload:
             logger.warning("%s is not on the hub (%s); the next save is uploaded again", name, _said(error))
 
     def _push(self, folder: Path, message: str, *, patterns: Any = None, into: str | None = None) -> None:
+        adapter = None if patterns is None else _adapter_to_publish(folder)
         with _without_bars():
             self._api.upload_folder(
                 repo_id=self.repository, folder_path=folder, path_in_repo=into, commit_message=message,
                 revision=self._args.hub_revision, allow_patterns=None if patterns is None else list(patterns),
                 delete_patterns=["*"] if into == _NEWEST else None,
+                ignore_patterns=None if adapter is None else [ADAPTER],
             )  # fmt: skip
+            if adapter is not None:
+                self._api.upload_file(
+                    repo_id=self.repository, path_or_fileobj=adapter, path_in_repo=ADAPTER, commit_message=message,
+                    revision=self._args.hub_revision,
+                )  # fmt: skip
+
+
+def _adapter_to_publish(folder: Path) -> bytes | None:
+    """Return the settings of the adapter in the folder without paths of this machine; None: there is no adapter."""
+    path = folder / ADAPTER
+    if not path.is_file():
+        return None
+    settings = json.loads(path.read_text("utf-8"))
+    settings["base_model_name_or_path"] = published_base(settings["base_model_name_or_path"])
+    return json.dumps(settings, indent=2, sort_keys=True).encode("utf-8")
 
 
 def remove_staged(folder: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,11 @@ class LeftOut:
     def of(cls, bad: BadRows) -> LeftOut:
         """Return what was found in one source."""
         return cls(bad.problems, bad.n_left_out, dict(bad.kinds.most_common()))
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        """Return what both leave out of one source."""
+        kinds = Counter(self.kinds) + Counter(other.kinds)
+        return LeftOut([*self.problems, *other.problems], self.n_rows + other.n_rows, dict(kinds.most_common()))
 
     def log(self, split: str, row: str) -> None:
         """Log how many rows of the split were left out, by kind, and the first reasons; `row` is the word for one."""

@@ -82,6 +82,12 @@ def _base_of(name: str) -> tuple[dict[str, Any], str]:
     return {"base_model": name}, f"[{name}](https://huggingface.co/{name})"
 
 
+def published_base(name: str) -> str:
+    """Return what a published adapter calls its base, whose own name here may be the path of a folder."""
+    base = _base_of(name)[0].get("base_model")
+    return base if isinstance(base, str) else Path(name).name
+
+
 def _card_of(folder: Path) -> dict[str, Any]:
     """Return the metadata of the card in a folder; empty if there is none, or it cannot be read."""
     from huggingface_hub import ModelCard

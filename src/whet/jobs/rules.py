@@ -12,7 +12,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import elsewhere, here
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
-from whet.errors import MASK, Problem
+from whet.errors import MASK, ConfigError, Problem
 from whet.jobs.splits import SPLITS
 from whet.system import is_linux
 
@@ -73,6 +73,33 @@ def work_has_its_file(work: str, flag: str) -> Rule:
 
     rule.__name__ = f"{work}_has_{flag}"
     return rule
+
+
+_NOT_WITH_EXPERTS = {
+    "torch_compile": "a graph would be compiled again for each number of tokens that an expert gets",
+    "cache_frozen_trunk": "the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
+    "teacher_model": "it takes part in the loss of a training, next to the loss of the labels as they are",
+    "loss=dpo": "it compares two completions, and the routers of experts change the loss of tokens",
+}
+"""Settings that go neither with new experts nor with those of a saved model, and why."""
+
+
+def require_goes_with_saved_experts(job: Any, args: TrainingArguments) -> None:
+    """Raise ConfigError for settings that do not go with the experts of the model that was loaded."""
+    there = {word: why for word, why in _NOT_WITH_EXPERTS.items()
+             if any(hasattr(one, word.partition("=")[0]) for one in (job, args))}  # fmt: skip
+    problems = [
+        Problem(
+            what=f"{word.replace('=', ' ')} does not go with the experts of the model",
+            got=f"{job.model_name_or_path}, which was saved with experts",
+            why=why,
+            fix=f"leave --{word.partition('=')[0]} out, or name a dense model in --model_name_or_path",
+        )
+        for word, why in there.items()
+        if is_set(word, job, args)
+    ]
+    if problems:
+        raise ConfigError.of(problems)
 
 
 def metrics_are_the_tasks(job: Any, args: TrainingArguments) -> Problem | None:
@@ -378,14 +405,14 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         "experts_are_not_compiled",
         "moe_experts",
         ("torch_compile",),
-        why="a graph would be compiled again for each number of tokens that an expert gets",
+        why=_NOT_WITH_EXPERTS["torch_compile"],
         fix="leave --torch_compile out: the products of experts are native without it",
     ),
     excludes(
         "experts_see_all_tokens",
         "moe_experts",
         ("cache_frozen_trunk",),
-        why="the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
+        why=_NOT_WITH_EXPERTS["cache_frozen_trunk"],
     ),
     # a teacher
     _trains(
@@ -398,6 +425,6 @@ JOB_RUN_RULES: tuple[Rule, ...] = (
         "teacher_has_the_loss_of_labels",
         "teacher_model",
         ("moe_experts", "label_smoothing_factor"),
-        why="it takes part in the loss of a training, next to the loss of the labels as they are",
+        why=_NOT_WITH_EXPERTS["teacher_model"],
     ),
 )

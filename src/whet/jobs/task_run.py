@@ -23,13 +23,16 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import NAME as READING
 from whet.jobs.predict.trained import as_text, write_reading
+from whet.jobs.rules import require_goes_with_saved_experts
 from whet.jobs.splits import SPLITS
 from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
+from whet.models.experts.settings import settings_of
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
 from whet.objectives.base import Objective
 from whet.store import find
+from whet.store.weights import count_weights
 from whet.watch import printing, record, run_log, stop
 
 _OF_TRAINING = (
@@ -107,7 +110,7 @@ class TaskRun:
     def _facts(self) -> dict[str, Any]:
         """What the record of the run and the model card say of it."""
         engine, args = self.engine, self.args
-        command, weights = record.running_command(), list(engine.model.parameters())
+        command = record.running_command()
         rows = engine.spec.train_dataset if args.do_train else engine.spec.eval_dataset
         return {
             "command": None if command is None else command.text,
@@ -117,8 +120,8 @@ class TaskRun:
             "machine": record.machine(),
             "model": {
                 "name": self.asked.model_name_or_path,
-                "parameters": sum(one.numel() for one in weights),
-                "trainable": sum(one.numel() for one in weights if one.requires_grad),
+                "parameters": count_weights(engine.model),
+                "trainable": count_weights(engine.model, trained=True),
             },
             "data": None if rows is None else {
                 "rows": len(rows), "tokens": int(rows.cu_seqlens[-1]) if isinstance(rows, RowStore) else None
@@ -260,6 +263,8 @@ def source_of(job: JobFields) -> ModelSource:
 
 def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
     """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    if settings_of(model.config) is not None:
+        require_goes_with_saved_experts(job, args)
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
     is_frozen = args.freeze_layers is not None or "freeze_tables" in args.methods  # new tokens need rows that learn
     is_changed = job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None

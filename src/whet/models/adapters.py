@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from whet import optional
 from whet.errors import ConfigError
@@ -155,6 +155,23 @@ def settings_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
+def files_of(model: nn.Module) -> list[dict[str, Tensor]]:
+    """Return the tensors of each file of weights that a save writes: of each adapter, or of the model without any."""
+    names, options = names_of(model), save_options(model)
+    found = [_peft().get_peft_model_state_dict(model, adapter_name=name, **options) for name in names]
+    return found if names else [dict(model.state_dict())]
+
+
+def read_by_save(model: nn.Module) -> dict[str, Tensor]:
+    """Return the part of the model's state that a save reads: all of it, or with adapters these and what is trained."""
+    state = dict(model.state_dict())
+    if not names_of(model):
+        return state
+    trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    saved = {tensor.data_ptr() for file in files_of(model) for tensor in file.values()}
+    return {name: one for name, one in state.items() if name in trained or one.data_ptr() in saved}
+
+
 def load(model: nn.Module, folder: Path) -> None:
     """Put the adapters that a save wrote to the folder into the model; ValueError if they are those of another."""
     wrapped = hasattr(model, "active_peft_config")
@@ -167,11 +184,9 @@ def load(model: nn.Module, folder: Path) -> None:
 
 def require_saved(model: nn.Module) -> None:
     """Raise ConfigError for weights that train and that a save of the adapters would leave out."""
-    names = names_of(model)
-    if not names:
+    if not names_of(model):
         return
-    states = [_peft().get_peft_model_state_dict(model, adapter_name=name, **save_options(model)) for name in names]
-    saved = {tensor.data_ptr() for state in states for tensor in state.values()}
+    saved = {tensor.data_ptr() for file in files_of(model) for tensor in file.values()}
     lost = [name for name, one in model.named_parameters() if one.requires_grad and one.data_ptr() not in saved]
     if lost:
         raise ConfigError(

@@ -43,6 +43,11 @@ class QuantisedLinear(nn.Linear):
         return linear(input, self._stored, self.bias)
 
     @property
+    def n_weights_in_codes(self) -> int:
+        """How many weights the codes stand for."""
+        return self.out_features * self.in_features
+
+    @property
     def stored_bytes(self) -> int:
         """The bytes of codes and scales."""
         return sum(one.numel() * one.element_size() for one in (self.codes, self.scales))

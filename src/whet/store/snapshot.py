@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from transformers import TrainerState
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.models import adapters
 from whet.precision import policy
 from whet.store import compare, optimizer, weights
 from whet.store.compare import Run
@@ -161,7 +163,7 @@ class Snapshot:
 
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:
     """Return the content of a checkpoint at this step; with buffers, later steps do not change it."""
-    model, own = state.run.model, dict(state.run.model.state_dict())
+    model, own = state.run.model, adapters.read_by_save(state.run.model)
     text, tensors, incoming = None, {}, {}
     if not only_model:
         parts = state.parts()
@@ -197,6 +199,9 @@ def _with_own_config(model: nn.Module) -> nn.Module:
     for name in ("config", "generation_config"):
         if getattr(model, name, None) is not None:
             setattr(other, name, copy.deepcopy(getattr(model, name)))
+    for name, one in vars(model).items():
+        if isinstance(one, MethodType) and one.__self__ is model:  # a method of its own, such as a save_pretrained
+            setattr(other, name, MethodType(one.__func__, other))
     return other
 
 
@@ -235,7 +240,7 @@ def forecast_bytes(state: RunState) -> int:
         text, tensors = split_parts({name: _largest(name, part, state) for name, part in state.parts().items()})
     parts = [
         *(len(text.encode()) for text in state.texts(text).values()),
-        _tensors_bytes(_untied(model.state_dict())),
+        *(_tensors_bytes(_untied(file)) for file in adapters.files_of(model)),
         *map(_tensors_bytes, tensors.values()),
         *_model_texts(model, state.run.processing_class),
     ]

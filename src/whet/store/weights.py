@@ -21,6 +21,7 @@ from whet.models.loading.quiet import quiet
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
+_CARD = "README.md"
 FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "average.safetensors", "config.json")
 """Names of the files of a checkpoint that hold tensors, or the model's settings."""
 
@@ -28,8 +29,9 @@ FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "average.saf
 def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write the model: a model of transformers with its configuration, any other module as weights alone.
 
-    Of a model with adapters these are written, with its configuration: it has the labels. `tensors` are written instead
-    of the model's own state.
+    Of a model with adapters these are written, with its configuration: it has the labels. The card that peft writes of
+    them is not kept: it names a local base by its path, which the hub refuses. `tensors` are written instead of the
+    model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
     if "DTensor" in {type(one).__name__ for one in state.values()}:
@@ -45,8 +47,11 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
             if not saves_adapters:
                 tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
                 state = _apart(state, lambda names: [name for name in names if name in {*tied, *tied.values()}])
+            cards = {*named.rglob(_CARD)}
             with quiet():
                 model.save_pretrained(named, state_dict=state, **adapters.save_options(model))  # pyright: ignore[reportCallIssue]
+            for card in {*named.rglob(_CARD)} - cards:
+                card.unlink()
             config = getattr(unwrapped(model), "config", None)
             if saves_adapters and hasattr(config, "to_json_string"):
                 digest = adapters.digest_kept(model)
@@ -171,7 +176,21 @@ def _require_floats(model: nn.Module, file: Path) -> None:
 def count_without_embeddings(model: nn.Module) -> int:
     """Return the number of parameters that take part in matrix products: all but embedding tables."""
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if name not in tables)
+    parameters = [parameter for name, parameter in model.named_parameters() if name not in tables]
+    return sum(parameter.numel() for parameter in parameters) + _more_in_codes(model)
+
+
+def count_weights(model: nn.Module, *, trained: bool = False) -> int:
+    """Return the number of the model's weights, or of those that are trained."""
+    if trained:
+        return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in model.parameters()) + _more_in_codes(model)
+
+
+def _more_in_codes(model: nn.Module) -> int:
+    """Return how many more weights there are than numbers in parameters: a code of 4 bits is half of one."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "n_weights_in_codes")]
+    return sum(layer.n_weights_in_codes - layer.codes.numel() for layer in layers)
 
 
 def device_of(use_cpu: bool) -> torch.device:

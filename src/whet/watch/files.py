@@ -26,6 +26,18 @@ from whet.store.write import MODEL_STAGING, disk_fix, resumable
 from whet.system import follow_umask, fsync, fsync_handle, open_plain, rename
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_CONFIG, _MODULES, _EXPORT = "config.json", "modules.json", "export.json"
+_OF_MODELS = (
+    "adapter_config.json", "adapter_model.safetensors", "generation_config.json", "whet_task.json",
+    _MODULES, "config_sentence_transformers.json", "sentence_bert_config.json",
+)  # fmt: skip
+"""What readers take for a part of the model in a folder, next to its weights."""
+_OF_EXPORTS = (_EXPORT, "serve.py", "model.onnx", "model.onnx.data", "openvino_model.xml", "openvino_model.bin")
+_TEMPLATES = "additional_chat_templates"
+_OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                  "chat_template.jinja", "chat_template.json")  # fmt: skip
+_MODULE_FOLDER = re.compile(r"\d+_\w+")
+"""A folder of one of sentence-transformers' modules."""
 
 
 def open_to_append(path: Path) -> int:
@@ -94,8 +106,8 @@ def write_result(path: Path, text: str, on_error: str) -> bool:
 def write_model(folder: Path, write: Callable[[Path], None]) -> None:
     """Call `write(staging)`, which writes a model, then move its files to the folder; StorageError if that fails.
 
-    Only rank 0 of a run writes. Nothing in the folder changes before the complete model is on the disk. Leftover
-    weights of an earlier model are removed: transformers would read their shards.
+    Only rank 0 of a run writes. Nothing in the folder changes before the complete model is on the disk. What an earlier
+    model has left is removed: its weights, its adapter or its modules would be read in place of the new ones.
     """
     staging = folder / MODEL_STAGING
     if not here().is_first:
@@ -110,12 +122,11 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
             for name in names:
                 follow_umask(staging / name)
                 fsync(staging / name)
+            for path in _left_by_others(folder, names):
+                path.unlink()
             for name in names:
                 _make_folders(folder, name.parent)
                 rename(staging / name, folder / name, replaces=True)
-            for path in folder.iterdir():
-                if _WEIGHTS.fullmatch(path.name) and Path(path.name) not in names:
-                    path.unlink()
             fsync(folder.resolve())
         finally:
             _remove(staging)
@@ -171,6 +182,40 @@ def _names(staging: Path) -> list[Path]:
     """Return the files in the staging folder, relative to it; weights last: without them the folder is no model."""
     found = [Path(place, name).relative_to(staging) for place, _, files in os.walk(staging) for name in files]
     return sorted(found, key=lambda name: (bool(_WEIGHTS.fullmatch(name.name)), name))
+
+
+def _left_by_others(folder: Path, names: Collection[Path]) -> list[Path]:
+    """Return the files of the model that is in the folder which one of these names does not replace.
+
+    A tokenizer stays if the new model is saved without one: it may be the user's own.
+    """
+    left = [path for path in sorted(folder.iterdir()) if _WEIGHTS.fullmatch(path.name) and Path(path.name) not in names]
+    known = [*_OF_MODELS, *([_CONFIG] if left else [])]  # the configuration is that of the weights next to it
+    export, modules = (_content_of(folder / name) for name in (_EXPORT, _MODULES))
+    if isinstance(export, dict) and "whet" in export:
+        known += _OF_EXPORTS
+    if any(name.name in _OF_TOKENIZERS for name in names):
+        known += _OF_TOKENIZERS
+        templates = folder / _TEMPLATES
+        known += [] if templates.is_symlink() else [f"{_TEMPLATES}/{path.name}" for path in templates.glob("*.jinja")]
+    for one in modules if isinstance(modules, list) else []:
+        place = one.get("path") if isinstance(one, dict) else None
+        if isinstance(place, str) and _MODULE_FOLDER.fullmatch(place) and not (folder / place).is_symlink():
+            known += [f"{place}/{path.name}" for path in (folder / place).glob("*") if _is_of_module(path.name)]
+    found = [folder / name for name in known if Path(name) not in names]
+    return [*left, *(path for path in found if path.is_file())]
+
+
+def _is_of_module(name: str) -> bool:
+    return name == _CONFIG or _WEIGHTS.fullmatch(name) is not None
+
+
+def _content_of(path: Path) -> Any:
+    """Return what a file of JSON holds; None if there is none that can be read."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _make_folders(folder: Path, name: Path) -> None:

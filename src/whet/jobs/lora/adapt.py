@@ -6,6 +6,7 @@ The adapter is peft's own, so that its folder loads anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, add_rows, load_tokenizer, n_tokens
 from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.quantised import FLAGS, quantise
-from whet.models.view import ModelView
+from whet.models.view import ModelView, Named
 from whet.store import weights
 from whet.watch import printing
 
@@ -146,6 +147,7 @@ def _with_adapter(model: Any, job: JobFields, args: TrainingArguments, head: Hea
     if job.lora_r is None:
         return model
     peft = _peft()
+    _require_another_folder(job, args)
     targets = _targets(model, job.lora_target_modules)
     above = _above(model, args.freeze_layers) if args.freeze_layers else {}
     if above and targets == ALL_LINEAR:
@@ -186,6 +188,17 @@ def _with_adapter(model: Any, job: JobFields, args: TrainingArguments, head: Hea
         logger.info("%s", quantise(wrapped, n_bits))
     _say_share(wrapped, n_weights)
     return wrapped
+
+
+def _require_another_folder(job: JobFields, args: TrainingArguments) -> None:
+    """Refuse an output folder that holds the model itself: saving the adapter there would remove its weights."""
+    if Path(args.output_dir).resolve() == Path(job.model_name_or_path).resolve():
+        raise ConfigError(
+            what="lora_r would replace the model that it needs",
+            got=f"model_name_or_path and output_dir {args.output_dir}",
+            why="the adapter takes the place of the weights in its output folder, and is nothing without them",
+            fix="use another --output_dir, or leave --lora_r out to train all weights",
+        )
 
 
 def _say_share(wrapped: Any, n_weights: int) -> None:
@@ -255,10 +268,15 @@ def _targets(model: Any, asked: str | None) -> str | list[str]:
         return ALL_LINEAR
     missing = [name for name in names if name not in _linear_names(model)]
     if missing:
+        absent = [name for name in missing if name not in _last_names(ModelView(model).linears())]
         raise ConfigError(
-            what=f"the model has no layer {' or '.join(missing)}",
+            what=f"the model has no layer {' or '.join(absent)}"
+            if absent
+            else f"the model's head gets no pair: {' or '.join(missing)}",
             got=f"lora_target_modules {asked}",
-            why="each name is that of linear layers of the model",
+            why="each name is that of linear layers of the model"
+            if absent
+            else "a head with labels is trained completely, and that of a language model stays as it is",
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         )
     usual: Any = _peft().utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -269,8 +287,11 @@ def _linear_names(model: nn.Module) -> list[str]:
     """Return the last parts of the names of the model's linear layers outside of its head."""
     view = ModelView(model)
     heads = tuple(f"{name}." for name, _ in view.head())
-    inside = [name for name, _ in view.linears() if not f"{name}.".startswith(heads)]
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in inside))
+    return _last_names(one for one in view.linears() if not f"{one.name}.".startswith(heads))
+
+
+def _last_names(modules: Iterable[Named]) -> list[str]:
+    return list(dict.fromkeys(name.rpartition(".")[2] for name, _ in modules))
 
 
 def _peft() -> Any:

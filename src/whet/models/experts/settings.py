@@ -112,9 +112,9 @@ def mark_saved(folder: Path, config: Any) -> None:
     transformers would load it as a dense model with new, random feed-forward parts. It does not know this type, and
     says so.
     """
-    if getattr(config, KEY, None) is None:
-        return
     path = folder / "config.json"
+    if getattr(config, KEY, None) is None or not path.exists():  # of several processes, one writes
+        return
     values = json.loads(path.read_text("utf-8"))
     values["model_type"] = f"{PREFIX}{values['model_type'].removeprefix(PREFIX)}"
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")

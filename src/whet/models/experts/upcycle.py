@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -67,6 +69,20 @@ def replace_parts(model: Any, settings: ExpertSettings, *, copied: bool) -> None
         )
     for block in sparse:
         _replace(block, parts, settings, copied=copied)
+    model.save_pretrained = MethodType(_save_as_sparse, model)
+
+
+def _save_as_sparse(model: Any, save_directory: Any, *given: Any, **options: Any) -> None:
+    """Save the model as its class does, and name it as one with experts (`mark_saved`)."""
+    if options.get("push_to_hub"):
+        raise ConfigError(
+            what="save_pretrained does not upload a model with experts",
+            got="push_to_hub=True",
+            why="it would upload config.json before that names the experts, and others would load a dense model",
+            fix="save it first, then call model.push_to_hub(NAME)",
+        )
+    type(model).save_pretrained(model, save_directory, *given, **options)
+    kept.mark_saved(Path(save_directory), model.config)
 
 
 def _again(model: Any, before: ExpertSettings, settings: ExpertSettings) -> Any:

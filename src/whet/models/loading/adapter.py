@@ -32,6 +32,7 @@ from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import (
     Labels,
     ModelSource,
+    config_under_adapter,
     load_config,
     load_model,
     load_tokenizer,
@@ -204,9 +205,12 @@ def _no_adapter(name: str, base: str) -> ConfigError:
 def base_model(source: ModelSource, head: heads.Head, folder: Path) -> Any:
     """Return the model that the adapter in this folder was trained on, as it was before the training.
 
-    Raises ConfigError if its weights are others by now.
+    Its configuration is that of the run, which --config_name may have named. Raises ConfigError if its weights are
+    others by now.
     """
-    model = load_model(source, head, labels=_labels(folder), adapted=True)
+    path = file_of_run(folder, CONFIG)
+    config = config_under_adapter(source, None if path is None else path.parent)
+    model = load_model(source, head, labels=_labels(folder), adapted=config)
     _require_same_weights(model, source, folder)
     resize_rows(model, _n_rows(model, folder))
     if (experts := _experts(folder)) is not None:
@@ -253,7 +257,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
             why=f"an adapter is the files {ADAPTER} and {_WEIGHTS}",
             fix=f"name one of {', '.join(inside)}"
             if inside
-            else "name the output folder of a run with --lora_r, or a folder that peft has saved",
+            else "name the output folder of a run with --lora_r, or a folder that peft has saved; one of the hub is "
+            "downloaded first: hf download NAME --local-dir adapter",
         )
     if others:
         logger.warning("%s also holds the adapters %s, which are not merged", folder, ", ".join(others))

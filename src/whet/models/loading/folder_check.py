@@ -35,10 +35,11 @@ _READ_WHOLE = (".json", ".txt", ".model", ".jinja", ".bpe", ".vocab")
 ADAPTER = "adapter_config.json"
 
 
-def check_folder(folder: Path, *, adapter: bool = False) -> None:
+def check_folder(folder: Path, *, adapter: bool = False, hub_name: str | None = None) -> None:
     """Refuse a folder of whose files one leaves it, is no plain file, or is too large to be what its name says.
 
-    One with an adapter is refused too, unless `adapter` says that nothing of that is read.
+    One with an adapter is refused too, unless `adapter` says that nothing of that is read. `hub_name` is the name on
+    the hub from which it was downloaded.
     """
     for path in sorted(folder.iterdir()):
         if path.name == _TEMPLATES and path.is_dir():
@@ -46,12 +47,14 @@ def check_folder(folder: Path, *, adapter: bool = False) -> None:
                 _check_entry(template, folder)
         _check_entry(path, folder)
     if not adapter and (folder / ADAPTER).exists():
+        place = "FOLDER" if hub_name is None else "adapter"
+        first = "" if hub_name is None else f"download it: hf download {hub_name} --local-dir {place}; then "
         raise bad_model(
-            f"{folder}: this is an adapter",
+            f"{hub_name or folder}: this is an adapter",
             got=ADAPTER,
             why="it names a model of its own choice, to be loaded from another place",
-            fix="fold it into its model, and name that folder: whet merge FOLDER --output_dir MERGED; whet predict, "
-            "whet ask and whet generate take an adapter as it is",
+            fix=f"{first}fold it into its model, and name that folder: whet merge {place} --output_dir MERGED; "
+            f"whet predict, whet ask and whet generate take {place} as it is",
         )
 
 
@@ -184,13 +187,16 @@ _LEFT_BEHIND = ("special_tokens_map_file", "tokenizer_file")
 """Paths on the machine that saved the tokenizer; older versions wrote them, and nobody opens them."""
 
 
-def checked_config(folder: Path) -> dict[str, Any]:
+def checked_config(folder: Path, *, of_adapter: bool = False) -> dict[str, Any]:
     """Return the settings of config.json that its architecture knows; raises ConfigError for what leads elsewhere.
 
-    The log names the settings that are left out.
+    The log names the settings that are left out. `of_adapter`: the file describes the model of an adapter next to it,
+    whose weights are in another folder, where they may have been quantised as they were loaded.
     """
     path = folder / CONFIG
     values = unmarked(read_object(path))
+    if of_adapter:
+        values.pop("quantization_config", None)
     _refuse_forbidden(path, values, _FORBIDDEN)
     experts = {KEY: values.pop(KEY)} if KEY in values else {}
     config_class = _class_of(path, values)

@@ -55,7 +55,8 @@ class ModelSource:
         if problem := missing_folder(name, flag) or hub_problem(name, flag, "model", self.cache_dir):
             raise ConfigError.of([problem])
         folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
-        check_folder(folder, adapter=self.beside_adapter and part == "tokenizer")
+        reads_none = self.beside_adapter and part == "tokenizer"
+        check_folder(folder, adapter=reads_none, hub_name=None if Path(name).is_dir() else name)
         return folder
 
     def name(self, part: str) -> str:
@@ -109,15 +110,16 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
 
 
 def load_model(
-    source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None, adapted: bool = False
+    source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None, adapted: Any = None
 ) -> Any:
     """Return the model with this head, weights in float32 (the master copy of any precision).
 
     Raises ConfigError if it cannot be loaded, if other weights than those of a new head are not in its files, or if
-    it has to be `trained` already and these are not there either. `adapted`: an adapter comes next, with its own head.
+    it has to be `trained` already and these are not there either. `adapted`: an adapter comes next, with its own head,
+    and this is the configuration that it was trained with.
     """
     name = source.name("config")
-    config = load_config(source)
+    config = load_config(source) if adapted is None else adapted
     try:
         _require_head(config, head, name, source.flag_of("config"))
     except Exception as error:
@@ -139,7 +141,7 @@ def load_model(
         )
     if not is_rehearsed():
         _require_finite(model, source)
-    _say_what_is_new(model, [] if adapted else new)
+    _say_what_is_new(model, new if adapted is None else [])
     if labels is not None and not new:
         _say_what_was_learnt(earlier, labels)
     return model
@@ -319,10 +321,35 @@ def positions_of(config: Any) -> int | None:
     return table if family is None else table - family.first_position(SimpleNamespace(config=config))  # pyright: ignore
 
 
-def _config(folder: Path, name: str) -> Any:
+def config_under_adapter(source: ModelSource, folder: Path | None) -> Any:
+    """Return the configuration that an adapter's model was trained with, for the weights as they were before.
+
+    `folder` holds the configuration of the run, which may have been another one than that of the model's own folder;
+    None: there is none. Rows for new tokens and experts came to the model after its weights had been loaded.
+    """
+    if folder is None:
+        return load_config(source)
+    try:
+        found, place = _config(folder, source.model, of_adapter=True), source.folder("config")
+        vars(found).pop(expert_settings.KEY, None)
+        if not (place / CONFIG).exists():  # --config_name has named the only one
+            return found
+        own = _config(place, source.model)
+    except Exception as error:
+        raise _not_loaded("model configuration", source.model, error, source.flag) from error
+    text, before = (config.get_text_config(decoder=True) for config in (found, own))
+    text.vocab_size = before.vocab_size
+    if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:
+        text.pad_token_id = before.pad_token_id
+    if (experts := expert_settings.settings_of(own)) is not None:
+        expert_settings.keep(found, experts)
+    return found
+
+
+def _config(folder: Path, name: str, *, of_adapter: bool = False) -> Any:
     from transformers import CONFIG_MAPPING
 
-    values = checked_config(folder)
+    values = checked_config(folder, of_adapter=of_adapter)
     experts = expert_settings.parsed(values.pop(expert_settings.KEY, None))
     try:
         config = CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)

@@ -39,6 +39,7 @@ from whet.models.loading.quiet import quiet
 from whet.own_loop.changes import changes
 from whet.precision import compare as formats
 from whet.store import compare, find
+from whet.store.weights import count_weights
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
 from whet.tasks.embed.folders import class_of_folder
 from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker, search_task
@@ -511,8 +512,8 @@ def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, A
         "settings": settings_with_sources(job, args, sources),
         "model": {
             "name": job.model_name_or_path,
-            "parameters": sum(one.numel() for one in plan.model.parameters()),
-            "trainable": sum(one.numel() for one in plan.model.parameters() if one.requires_grad),
+            "parameters": count_weights(plan.model),
+            "trainable": count_weights(plan.model, trained=True),
         },
     }
 

@@ -31,6 +31,7 @@ from whet.engine.prepare import Ready
 from whet.errors import DataError
 from whet.hardware import memory
 from whet.jobs.judging import Judged, Judgement
+from whet.jobs.left_out import LeftOut
 from whet.jobs.task_run import (
     Part,
     TaskRun,
@@ -71,6 +72,8 @@ class TextRows(RowStore):
     places: Sequence[str] = ()
     begins: Sequence[int] = ()
     """Where in each text its completion begins, in characters."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """The examples that none of the rows is of: `skip_bad` has left them out."""
 
 
 class PairRows:
@@ -157,14 +160,15 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     by_preference = job.loss == "dpo"
     maker = RowMaker(
         tokenizer, length, cache, job.packing, completion_only, 2 if by_preference else 1,
-        job.preprocessing_num_workers, job.assistant_only_loss,
+        job.preprocessing_num_workers, job.assistant_only_loss, job.skip_bad,
     )  # fmt: skip
     if reads_clock(tokenizer) and any(is_chat(found.values[0]) for found in examples.values()):
         logger.info("the chat template prints today's date: rows have %s on every day, so that the run can resume", DAY)
     parts = {}
     for name, found in examples.items():
         rows = pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
-        parts[name] = Part(rows, LmJudge(rows, tokenizer), len(rows), found.left_out)
+        left_out = rows.rows.left_out if isinstance(rows, PairRows) else rows.left_out
+        parts[name] = Part(rows, LmJudge(rows, tokenizer), len(rows), left_out)
     model = as_trained(model, job, args, CAUSAL_LM, tokenizer)
     made = collate_pairs if by_preference else collate
     data = [part.rows for part in parts.values()]
@@ -229,6 +233,8 @@ class RowMaker:
     """As in `encode.each`."""
     assistant_only: bool | None = None
     """For rows of messages, in place of `completion_only`; None: the same."""
+    skip_bad: bool = False
+    """Whether conversations that the chat template does not show are left out."""
 
     def rows(self, name: str, examples: Examples) -> TextRows:
         """Return the rows of the examples: from the cache if it has them. `name` is the split's, for the log.
@@ -239,7 +245,8 @@ class RowMaker:
         shown = _as_one_text(examples, blocks)
         by_turn = self.assistant_only if examples.form == "messages" else None
         only = self.completion_only if by_turn is None else by_turn
-        made = rendered(shown, self.tokenizer, completion_only=only)
+        made = rendered(shown, self.tokenizer, completion_only=only, skip_bad=self.skip_bad, group=self.group)
+        made.left_out.log(name, "conversation" if self.group == 1 else "pair")
         options = {"max_length": self.max_length, "blocks": blocks, "special": made.with_special, "end": made.with_end}
         options |= {} if self.group == 1 else {"group": self.group}
         key = Key(_LAYOUT, self.tokenizer, {"lm": True, "form": examples.form, **options})
@@ -261,7 +268,10 @@ class RowMaker:
             raise _nothing_to_learn(name, examples, self.max_length)
         begins = [0 if not span else span[0][0] for span in made.spans]
         texts = None if blocks or name == "train" else made.texts
-        return replace(found, text_of=arrays["text_of"], texts=texts, places=shown.places, begins=begins)
+        return replace(
+            found, text_of=arrays["text_of"], texts=texts, places=made.places, begins=begins,
+            left_out=examples.left_out + made.left_out,
+        )  # fmt: skip
 
     def _warn(self, name: str, made: Rendered) -> None:
         """Log what the chat template leaves out of the rows."""
@@ -553,5 +563,5 @@ def _judged_pairs(rows: TextRows, losses: np.ndarray, margins: np.ndarray) -> li
 
 
 def perplexity(loss: float) -> float:
-    """Return the exponential of a mean loss; infinity where a float ends."""
-    return math.exp(loss) if loss < math.log(1e300) else math.inf
+    """Return the exponential of a mean loss; infinity where a float ends, NaN of what is no number."""
+    return math.inf if loss >= math.log(1e300) else math.exp(loss)

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from whet.data.files.bad_rows import Rejected
+from whet.data.files.bad_rows import BadRows, Rejected
 from whet.errors import ConfigError
+from whet.jobs.left_out import LeftOut
 from whet.jobs.tokenising import progress
 from whet.tasks.lm.examples import Examples, is_chat
 from whet.tasks.lm.messages import ASSISTANT, MEANT, NO_INPUTS, REASONING, Message, Spans, TemplateInputs, learnt_of
@@ -45,29 +46,49 @@ class Rendered:
     """Whether the chat template writes nothing after the last words of the assistant."""
     not_shown: Sequence[str] = ()
     """Fields of messages that the chat template does not show; none of them holds words."""
+    places: Sequence[str] = ()
+    """Where each text stands in the source."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """The examples that `skip_bad` has left out here, as the chat template refuses them or leaves their words out."""
 
 
-def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Rendered:
-    """Return the texts of the examples; raises DataError for a conversation that its template cannot show."""
+def rendered(
+    examples: Examples, tokenizer: Any, *, completion_only: bool, skip_bad: bool = False, group: int = 1
+) -> Rendered:
+    """Return the texts of the examples; raises DataError for conversations that their template cannot show.
+
+    With `skip_bad` these are left out, with all of the `group` of examples that stay together.
+    """
     chats = any(is_chat(value) for value in examples.values)
     if chats:
         require_template(tokenizer, f"conversations in {examples.source}", "rows with prompt and completion as texts")
-    texts, spans, endless = [], [], False
+    texts, spans, places, endless = [], [], [], False
     all_inputs = examples.inputs or [NO_INPUTS] * len(examples)
-    others = _OtherFields()
+    others, bad = _OtherFields(), BadRows(examples.source, skip_bad=skip_bad)
     with progress.reported(len(examples), "writing texts by the chat template", "conversations") as count:
-        for value, place, inputs in zip(examples.values, examples.places, all_inputs, strict=True):
+        for first in range(0, len(examples), group):
+            rows = range(first, min(first + group, len(examples)))
             try:
-                template = Template(tokenizer, inputs, DAY)
-                text, found = _one(value, template, others, chats=chats, completion_only=completion_only)
+                found = [
+                    _one(
+                        examples.values[n], Template(tokenizer, all_inputs[n], DAY), others, chats=chats,
+                        completion_only=completion_only,
+                    )
+                    for n in rows
+                ]  # fmt: skip
             except Rejected as problem:
-                raise problem.error(f"{examples.source}: {place}") from None
-            texts.append(text)
-            spans.append(found)
-            endless = endless or (chats and _is_endless(value, text, tokenizer))
-            count(1)
+                bad.add(problem, partial(examples.places.__getitem__, first))
+            else:
+                texts += [text for text, _ in found]
+                spans += [span for _, span in found]
+                places += [examples.places[n] for n in rows]
+                ends = zip(rows, found, strict=True) if chats else ()
+                endless = endless or any(_is_endless(examples.values[n], text, tokenizer) for n, (text, _) in ends)
+            count(len(rows))
+    if bad.problems:
+        bad.refuse(len(texts) // group, "conversation" if group == 1 else "pair")
     with_end = examples.form in ("text", "completion") and not chats
-    return Rendered(texts, spans, not chats, with_end, endless, others.not_shown())
+    return Rendered(texts, spans, not chats, with_end, endless, others.not_shown(), places, LeftOut.of(bad))
 
 
 DAY = date(2026, 1, 1)
