@@ -40,7 +40,7 @@ from whet.precision import compare as formats
 from whet.store import compare, find
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
 from whet.tasks.embed.folders import class_of_folder
-from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker, search_task
+from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker
 from whet.tasks.embed.models import (
     library,
     load,
@@ -147,7 +147,8 @@ def tables(run: PairRun) -> list[str]:
     if not run.after:
         return []
     heads = ["before", "after"] if run.before else [""]
-    lines = [f"  {_judged_on(run.examples['validation']):<40}" + "".join(f"{head:>9}" for head in heads)]
+    judged_on = run.judge.judged_on if run.judge else ""
+    lines = [f"  {f'validation: {judged_on}':<40}" + "".join(f"{head:>9}" for head in heads)]
     before = _shown(run.before)
     for words, value in _shown(run.after).items():
         values = [before[words], value] if before else [value]
@@ -528,6 +529,8 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
     _require_same(args, identity)
     with _without_bars():
         trainer = _trainer(job, args, plan, identity)
+    if plan.judge is not None and plan.judge.note:
+        printing.show_wrapped(f"validation: {plan.judge.note}")
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
     return PairRun(trainer, args, examples, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
@@ -539,14 +542,6 @@ def _reading(train: Pairs | None) -> dict[str, Any]:
     if columns is None:
         return {}
     return {"text_column_names": columns.anchor, "text_pair_column_names": columns.positive}
-
-
-def _judged_on(pairs: Pairs) -> str:
-    if pairs.scores is not None:
-        return f"validation: {console.plural(len(pairs), 'pair')} with scores"
-    queries, corpus, _ = search_task(pairs)
-    n_queries = f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}"
-    return f"validation: {n_queries}, {console.plural(len(corpus), 'text')}"
 
 
 def _digest(pairs: Pairs) -> str:
@@ -726,7 +721,8 @@ class PairRun:
         folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
         written = write(self.judge.examples(self.trainer.model), "eval", self.judge.unit, folder, on_error)
         self.worst, self._files = written.lines, written.files
-        return dict(written.counts)
+        left_out = {f"eval_{self.judge.unit}_left_out": self.judge.n_left_out} if self.judge.n_left_out else {}
+        return {**written.counts, **left_out}
 
     def _save(self, metrics: dict[str, Any]) -> None:
         with self._before.saving_model():

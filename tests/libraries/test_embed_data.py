@@ -1,0 +1,133 @@
+"""`whet embed` and `rerank` on pairs whose texts repeat, that are few, or that say little: all of it is counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tiny_encoders import save_encoder, sentences
+from transformers import AutoModel
+
+from whet.cli.main import run
+
+pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
+import sentence_transformers as library
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of these libraries are not whet's
+CLOSE = 1e-5
+"""Of a score: float32 rounding over a few layers, without padding and with it."""
+N_ROWS, SIZE = 60, 16
+USUAL = ("--logging_steps", 1, "--per_device_train_batch_size", SIZE, "--learning_rate", 1e-3, "--seed", 3,
+         "--save_strategy", "no", "--precision", "fp32", "--use_cpu")  # fmt: skip
+
+
+def texts(seed: int, n_rows: int = N_ROWS) -> list[str]:
+    return [f"{n} {text}" for n, text in enumerate(sentences(n_rows, seed))]
+
+
+def write(path: Path, **columns: list[Any]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def whet(*words: object, code: int = 0) -> None:
+    assert run([*map(str, words)]) == code, words
+
+
+def of(task: str, model: Path, data: Path, out: Path, *more: object) -> list[object]:
+    """Return the words of a training with an evaluation on the same pairs."""
+    return [task, "--model_name_or_path", model, "--train_file", data, "--validation_file", data, "--do_train",
+            "--do_eval", "--output_dir", out, *USUAL, *more]  # fmt: skip
+
+
+def said(captured: pytest.CaptureFixture[str]) -> str:
+    """Return what was printed, in one line."""
+    found = captured.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+def results(out: Path, name: str = "eval") -> dict[str, Any]:
+    return json.loads((out / f"{name}_results.json").read_text("utf-8"))
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# ---- batches ----
+
+
+# ---- what is judged ----
+
+
+def test_reranker_is_judged_on_all_pairs_where_few_queries_have_both_kinds(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of Quora's questions, most of which come once."""
+    questions = [f"question {max(n, 1)}" for n in range(N_ROWS)]
+    columns = {"question1": questions, "question2": texts(2), "is_duplicate": [n % 2 for n in range(N_ROWS)]}
+    data, out = write(tmp_path / "data.csv", **columns), tmp_path / "out"
+    whet(*of("rerank", encoder_folder, data, out, "--max_steps", 2))
+    told = said(capsys)
+    assert "validation: 1 of 59 queries have a text that fits and one that does not" in told
+    assert f"validation: {N_ROWS} pairs with scores" in told
+    assert {"eval_spearman", "eval_pairs_judged"} <= results(out).keys()
+    assert "eval_ndcg@10" not in results(out)
+    assert len(lines_of(out / "eval_predictions.jsonl")) == N_ROWS
+
+
+def test_queries_that_cannot_be_judged_are_counted(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = [f"query {n // 2}" for n in range(N_ROWS)]
+    fits = [n % 2 if n < 50 else 1 for n in range(N_ROWS)]  # of the last five queries both texts fit
+    data, out = write(tmp_path / "data.csv", query=queries, text=texts(2), label=fits), tmp_path / "out"
+    whet(*of("rerank", encoder_folder, data, out, "--max_steps", 2))
+    told = said(capsys)
+    assert told.count("validation: 25 of 30 queries") == 2, "before the training and above the metrics"
+    found = results(out)
+    assert (found["eval_queries_judged"], found["eval_queries_left_out"]) == (25, 5)
+    assert len(lines_of(out / "eval_predictions.jsonl")) == 25
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_an_evaluation_that_tells_nothing_apart_is_refused(
+    task: str, encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write(tmp_path / "train.csv", query=texts(1), answer=texts(2))
+    one = write(tmp_path / "one.csv", query=texts(1), answer=["the sea"] * N_ROWS)
+    whet(*of(task, encoder_folder, train, tmp_path / "out", "--validation_file", one), code=65)
+    told = said(capsys)
+    assert "the evaluation has nothing to tell apart" in told
+    assert "--validation_split_percentage" in told
+    scored = write(tmp_path / "scored.csv", one=texts(1, 4), two=texts(2, 4), score=[0.1, 0.4, 0.6, 0.9])
+    whet(task, "--model_name_or_path", encoder_folder, "--train_file", scored, "--validation_split_percentage", 25,
+         "--do_train", "--do_eval", "--output_dir", tmp_path / "out", *USUAL, code=65)  # fmt: skip
+    assert "1 pair with scores, no two of which differ" in said(capsys)
+
+
+def test_scores_of_a_reranker_are_those_that_its_metrics_are_of(tmp_path: Path) -> None:
+    """Training rounds products to bf16, and evaluations do not."""
+    encoder = save_encoder(tmp_path / "encoder", dropout=0.0)
+    scores = [round(float(value), 3) for value in np.random.default_rng(4).random(N_ROWS)]
+    data, out = write(tmp_path / "data.csv", one=texts(1), two=texts(2), score=scores), tmp_path / "out"
+    whet(*of("rerank", encoder, data, out, "--max_steps", 3, "--precision", "bf16"))
+    trained = library.CrossEncoder(str(out), device="cpu")
+    wanted = trained.predict([*zip(texts(1), texts(2), strict=True)])
+    found = [line["predicted"] for line in lines_of(out / "eval_predictions.jsonl")]
+    np.testing.assert_allclose(found, wanted, atol=CLOSE)
+
+
+# ---- what the training follows ----
