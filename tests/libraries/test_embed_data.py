@@ -17,6 +17,7 @@ from tiny_encoders import save_encoder, sentences
 from transformers import AutoModel
 
 from whet.cli.main import run
+from whet.tasks.embed.batches import DistinctTexts
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
 import sentence_transformers as library
@@ -67,6 +68,43 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 # ---- batches ----
+
+
+@pytest.mark.parametrize("answers", ["different", "some again"])
+def test_batches_are_those_of_the_librarys_sampler(answers: str) -> None:
+    again = 10**6 if answers == "different" else 40
+    columns = {"anchor": texts(1), "positive": [f"answer {n * n % again}" for n in range(N_ROWS)]}
+    theirs = NoDuplicatesBatchSampler(
+        Dataset.from_dict(columns), SIZE, drop_last=False, generator=torch.Generator(), seed=3
+    )
+    ours = DistinctTexts([*columns.values()], SIZE, drop_last=False, seed=3)
+    assert (len(ours) == len(theirs)) == (answers == "different")
+    for epoch in range(3):
+        theirs.set_epoch(epoch)
+        ours.set_epoch(epoch)
+        if answers == "different" or epoch == 0:
+            assert [*ours] == [*theirs]
+
+
+def test_every_pair_is_trained_though_many_have_one_answer(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "faq.csv", question=texts(1), answer=[texts(2)[n % 6] for n in range(N_ROWS)]), "out"
+    words = of("embed", encoder_folder, data, tmp_path / out, "--num_train_epochs", 2)
+    whet(*words)
+    assert "batches hold 6.0 rows on average, of 16" in said(capsys)
+    state = json.loads((tmp_path / out / "trainer_state.json").read_text("utf-8"))
+    assert (state["global_step"], state["epoch"]) == (20, 2.0)
+    found = results(tmp_path / out, "train")
+    assert found["train_samples"] == N_ROWS
+    assert found["train_samples_per_second"] * found["train_runtime"] == pytest.approx(2 * N_ROWS, rel=1e-2)
+
+    whet(*words, "--max_steps", 3, "--overwrite_output_dir")
+    found = results(tmp_path / out, "train")
+    assert found["train_samples_per_second"] * found["train_runtime"] == pytest.approx(18, rel=1e-2)
+    for task in ("embed", "rerank"):
+        whet(*of(task, encoder_folder, data, tmp_path / "other", "--dataloader_drop_last"), code=78)
+        assert "no batch is full, so that nothing would be trained" in said(capsys)
 
 
 # ---- what is judged ----

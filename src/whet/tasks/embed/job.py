@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import xxhash
+from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from whet import console
@@ -39,6 +40,7 @@ from whet.own_loop.changes import changes
 from whet.precision import compare as formats
 from whet.store import compare, find
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.tasks.embed.batches import DistinctTexts
 from whet.tasks.embed.folders import class_of_folder
 from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker
 from whet.tasks.embed.models import (
@@ -360,6 +362,26 @@ class _TrainerOfCommand(Trainer):
     asked: TrainingArguments
     identity: Mapping[str, Any]
     products = "fp32"
+    batches: DistinctTexts | None = None
+    """The batches of the training; None: any rows may share one."""
+    n_rows = 0
+    """Rows that were trained in this process."""
+
+    def get_batch_sampler(self, *given: Any, **named: Any) -> Any:
+        """Return what deals out the batches of the training: in an epoch all of them, whatever texts repeat."""
+        library_trainer: Any = super()
+        return library_trainer.get_batch_sampler(*given, **named) if self.batches is None else self.batches
+
+    def training_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        """Compute the gradient of a batch as whet.Trainer does, and count its rows."""
+        self.n_rows += next(len(one) for one in inputs.values() if isinstance(one, list | Tensor))
+        return super().training_step(model, inputs, *given, **named)
+
+    def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
+        """Log as sentence-transformers does; the speed is that of the rows, and not of batches of full size."""
+        if "train_samples_per_second" in logs:
+            logs["train_samples_per_second"] = round(self.n_rows / logs["train_runtime"], 3)
+        super().log(logs, *given, **named)
 
     def choose_products(self) -> str:
         """Choose the format of the products in training, and return what people should know of it."""
@@ -501,6 +523,23 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
     return trainer
 
 
+def _deal_out(trainer: Any, columns: Mapping[str, Sequence[Any]], loss: str) -> None:
+    """Choose the batches of the training, and print what is unusual about them; ConfigError if there are none."""
+    args, texts = trainer.args, [one for one in columns.values() if isinstance(one[0], str)]
+    n_rows, size, apart = len(texts[0]), args.train_batch_size, args.batch_sampler == "no_duplicates"
+    if apart:
+        trainer.batches = DistinctTexts(texts, size, drop_last=args.dataloader_drop_last, seed=args.seed)
+    if args.dataloader_drop_last and not (len(trainer.batches) if apart else n_rows // size):
+        raise ConfigError(
+            what="no batch is full, so that nothing would be trained",
+            got=f"--dataloader_drop_last with batches of {size}, {console.plural(n_rows, 'row')}",
+            why="it leaves out each batch with fewer rows" + "; rows with a text in common share no batch" * apart,
+            fix="leave --dataloader_drop_last out, or use a smaller --per_device_train_batch_size",
+        )
+    if apart and (said := trainer.batches.notes(needs_others=loss in IN_BATCH and len(texts) == 2)):
+        printing.show_wrapped("; ".join(said))
+
+
 def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, Any]:
     """Return what the record of the run begins with, in the words of the command."""
     command = record.running_command()
@@ -529,6 +568,8 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
     _require_same(args, identity)
     with _without_bars():
         trainer = _trainer(job, args, plan, identity)
+    if plan.columns is not None:
+        _deal_out(trainer, plan.columns, plan.loss_name)
     if plan.judge is not None and plan.judge.note:
         printing.show_wrapped(f"validation: {plan.judge.note}")
     _say_what_is_cut(plan)
