@@ -107,6 +107,25 @@ def test_every_pair_is_trained_though_many_have_one_answer(
         assert "no batch is full, so that nothing would be trained" in said(capsys)
 
 
+def test_resume_compares_the_negatives_that_were_mined(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, miner = write(tmp_path / "data.csv", query=texts(1), answer=texts(2)), tmp_path / "miner"
+    shutil.copytree(encoder_folder, miner)
+    words = of("rerank", encoder_folder, data, tmp_path / "out", "--num_hard_negatives", 2, "--hard_negatives_margin",
+               0, "--hard_negatives_model", miner, "--save_strategy", "steps", "--save_steps", 2)  # fmt: skip
+    whet(*words, "--max_steps", 2)
+    whet(*words, "--max_steps", 4, "--resume_from_checkpoint", "auto")
+    encoder = AutoModel.from_pretrained(miner)
+    torch.manual_seed(9)
+    for weight in encoder.parameters():
+        weight.data = torch.randn_like(weight) * 0.1
+    encoder.save_pretrained(miner)
+    capsys.readouterr()
+    whet(*words, "--max_steps", 6, "--resume_from_checkpoint", "auto", code=78)
+    assert "the pairs of the training are others" in said(capsys)
+
+
 # ---- what is judged ----
 
 

@@ -96,6 +96,7 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
         _encode_alike(model)
     if train is not None and job.num_hard_negatives is not None:
         train = _with_hard_negatives(train, job, args, model)
+        examples = {**examples, "train": train}
     query, document = _prompts(model)
     options: dict[str, Any] = {}
     if name == CACHED:
@@ -134,6 +135,7 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
         miner = load("SentenceTransformer", str(job.hard_negatives_model), "--hard_negatives_model",
                      use_cpu=args.use_cpu)  # fmt: skip
         train = _with_hard_negatives(train, job, args, miner)
+        examples = {**examples, "train": train}
     options: dict[str, Any] = {"num_negatives": job.num_negatives} if name in IN_BATCH else {}
     options |= {"mini_batch_size": job.mini_batch_size} if name == CACHED else {}
     loss = getattr(losses, name)(model, **options)
@@ -331,8 +333,8 @@ def _with_hard_negatives(pairs: Pairs, job: PairFields, args: TrainingArguments,
         f"hard negatives: {n_wanted} for each of {len(found):,} pairs; {len(pairs) - len(found):,} pairs without as "
         "many are left out"
     )
-    return Pairs(pairs.source, found["anchor"][:], found["positive"][:], [found[name][:] for name in names],
-                 left_out=pairs.left_out)  # fmt: skip
+    return replace(pairs, anchors=found["anchor"][:], positives=found["positive"][:],
+                   negatives=[found[name][:] for name in names])  # fmt: skip
 
 
 def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
