@@ -188,3 +188,14 @@ def test_scores_of_a_reranker_are_those_that_its_metrics_are_of(tmp_path: Path) 
 
 
 # ---- what the training follows ----
+
+
+def test_the_folder_of_tensorboard_can_be_named(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", os.devnull)  # it is put back after the test
+    data, events = write(tmp_path / "data.csv", query=texts(1), answer=texts(2)), tmp_path / "events"
+    whet(*of("embed", encoder_folder, data, tmp_path / "out", "--max_steps", 1, "--report_to", "tensorboard",
+             "--logging_dir", events))  # fmt: skip
+    assert [*events.rglob("events.out.tfevents.*")]

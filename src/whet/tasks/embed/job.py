@@ -11,7 +11,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -491,8 +491,8 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         f"{one}Trainer", (_TrainerOfCommand, getattr(library(f"{folder}.trainer"), f"{one}Trainer"))
     )
     args_kind: Any = dataclass(types.new_class(f"{one}TrainingArguments", (TrainerArguments, own_args)))
-    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}
-    given = {name: getattr(args, name) for name in names}
+    names = HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}  # an unknown one is refused by name
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
     asked = args.metric_for_best_model
     best = (plan.judge.primary if plan.judge else "") if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
     sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
