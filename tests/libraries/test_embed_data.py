@@ -190,6 +190,40 @@ def test_scores_of_a_reranker_are_those_that_its_metrics_are_of(tmp_path: Path) 
 # ---- what the training follows ----
 
 
+def test_metric_that_the_evaluation_lacks_is_refused_before_the_training(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "data.csv", query=texts(1), answer=texts(2)), tmp_path / "out"
+    words = of("embed", encoder_folder, data, out, "--eval_strategy", "steps", "--eval_steps", 2, "--max_steps", 4)
+    best = ("--load_best_model_at_end", "--save_strategy", "steps", "--save_steps", 2)
+    for follows in (best, ("--lr_scheduler_type", "reduce_lr_on_plateau")):
+        whet(*words, *follows, "--overwrite_output_dir", "--metric_for_best_model", "cosine_accuracy", code=78)
+        told = said(capsys)
+        assert "metric_for_best_model names no metric of this evaluation" in told
+        assert "cosine_ndcg@10" in told
+        assert "step 1/4" not in told
+
+
+def test_schedule_that_follows_the_metric_wants_it_to_rise(encoder_folder: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / "data.csv", query=texts(1), answer=texts(2)), tmp_path / "out"
+    whet(*of("embed", encoder_folder, data, out, "--eval_strategy", "steps", "--eval_steps", 2, "--max_steps", 9,
+             "--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", '{"patience": 0}'))  # fmt: skip
+    history = json.loads((out / "trainer_state.json").read_text("utf-8"))["log_history"]
+    metrics = [entry["eval_cosine_ndcg@10"] for entry in history if "eval_runtime" in entry and entry["step"] < 9]
+    rates = [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+
+    def last(mode: Any) -> float:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, patience=0)
+        for metric in metrics:
+            schedule.step(metric)
+        return optimizer.param_groups[0]["lr"]
+
+    assert len(metrics) == 4
+    assert last("min") != last("max")
+    assert (rates[0], rates[-1]) == (1e-3, pytest.approx(last("max")))
+
+
 def test_the_folder_of_tensorboard_can_be_named(
     encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
+from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
@@ -495,6 +496,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     asked = args.metric_for_best_model
     best = (plan.judge.primary if plan.judge else "") if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
+    is_followed = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in BY_METRIC
     sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
     given |= {
         "batch_sampler": sampler,
@@ -504,9 +506,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         "precision": "fp32",  # of what autocast reaches: the encoder's products are changed in the model
         "warmup_steps": args.warmup_steps or args.warmup_ratio,
         "save_on_signal": args.enable_jit_checkpoint is not False,
-        "metric_for_best_model": f"eval_{best}"
-        if args.load_best_model_at_end or args.save_strategy == "best"
-        else None,
+        "metric_for_best_model": f"eval_{best}" if is_followed else None,
         "greater_is_better": True,
         "eval_strategy": args.eval_strategy if args.do_train else "no",
     }
@@ -728,6 +728,7 @@ class PairRun:
         with printing.before_a_table(), _without_bars():
             if args.do_eval and args.do_train:
                 self.before = self._evaluate()
+                self._require_metric()
                 stop.check(lambda name: name)
             if args.do_train:
                 printing.show_wrapped(self.trainer.choose_products())
@@ -756,6 +757,17 @@ class PairRun:
             for name, value in found.items()
             if name.startswith("eval_") and not name.endswith(names)
         }
+
+    def _require_metric(self) -> None:
+        """Raise ConfigError if the evaluation lacks the metric that the training follows."""
+        wanted = self.trainer.args.metric_for_best_model
+        if wanted is not None and wanted.removeprefix("eval_") not in self.before:
+            raise ConfigError(
+                what="metric_for_best_model names no metric of this evaluation",
+                got=self.args.metric_for_best_model,
+                why=f"of these pairs and this model it computes {', '.join(self.before)}",
+                fix="use one of these in --metric_for_best_model, or leave it out",
+            )
 
     def _list_worst(self) -> dict[str, float]:
         """Write what the last evaluation found of each example, and the worst; return their numbers."""
