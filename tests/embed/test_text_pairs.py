@@ -249,6 +249,7 @@ def test_texts_to_predict_are_in_the_column_of_the_training(tmp_path: Path) -> N
     (tmp_path / "pairs.csv").write_text("title,body\na b,c d\n")
     both, other = (read_texts(tmp_path / f"{name}.csv", None, None, trained=["title"]) for name in ("both", "other"))
     assert (both.texts, both.read) == (["a b"], "text: title; not read: id, question")
+    assert (both.column, other.column) == ("title", "question")
     assert (other.texts, other.read) == (
         ["c d"], "text: question; not read: id; it has no title, which the training read"
     )  # fmt: skip
