@@ -47,7 +47,7 @@ class PairJudge:
 
 
 def judge_embedder(pairs: Pairs, model: Any, batch: int) -> PairJudge:
-    """Return a judge by these pairs: of a search, or of the order of scores; DataError if nothing can be told apart."""
+    """Return a judge by these pairs: of a search, or of the order of scores; DataError if it would tell nothing."""
     evaluation, shown = library("sentence_transformer.evaluation"), {"write_csv": False}
     similarity = str(model.similarity_fn_name)
     if pairs.scores is not None:
@@ -92,8 +92,8 @@ def judge_embedder(pairs: Pairs, model: Any, batch: int) -> PairJudge:
 def judge_reranker(pairs: Pairs, batch: int) -> PairJudge:
     """Return a judge of a reranker by these pairs: of an order of texts, or of that of scores.
 
-    Texts are ordered if most queries have some that fit and some that do not. Raises DataError if nothing can be told
-    apart.
+    Texts are ordered if most queries have some that fit and some that do not. Raises DataError if both would tell
+    nothing.
     """
     evaluation = library("cross_encoder.evaluation")
     samples, n_queries = rank_task(pairs), len({*pairs.anchors})
