@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import DataLoaderConfiguration
 from own_loops import N_ROWS, Loop, collate, fresh, made
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 import whet
 
@@ -107,6 +108,19 @@ def test_stream_without_random_numbers_has_the_losses_of_accelerates_own_loop() 
             loop.epoch(0)
             losses.append(loop.losses)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [range(N_ROWS), Ordered()], ids=["rows", "stream"])
+def test_collator_that_returns_none_does_not_end_the_epoch(rows: Any) -> None:
+    """As in accelerate's loop, which leaves it to its user to continue with the next batch."""
+
+    def some(numbers: Sequence[int]) -> Any:
+        return None if numbers[0] in (0, 12) else [*numbers]
+
+    accelerator = made("whet", dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    batches = [*accelerator.prepare(DataLoader(rows, 4, collate_fn=some))]
+    assert [n for n, batch in enumerate(batches) if batch is None] == [0, 3]
+    assert [n for batch in batches if batch for n in batch] == [n for n in range(N_ROWS) if n // 4 not in (0, 3)]
 
 
 def test_stream_that_gives_other_rows_when_it_is_read_again_is_refused(tmp_path: Path) -> None:

@@ -200,6 +200,28 @@ def test_settings_that_the_trainer_would_not_carry_out_are_refused_at_once() -> 
         assert said in str(refused.value)
 
 
+def settings_of(*words: str) -> Any:
+    """Return the settings of the training."""
+    given = ["--model_name_or_path", "m", "--train_file", "p.csv", "--validation_file", "p.csv", "--do_train"]
+    return load(command("embed"), [*given, "--output_dir", "out", *words]).settings[-1]
+
+
+def test_a_schedule_without_warm_up_is_taken_as_it_is() -> None:
+    assert settings_of().warmup_ratio == 0.1
+    assert settings_of("--lr_scheduler_type", "constant").warmup_ratio == 0.0
+    with pytest.raises(ConfigError, match="the constant schedule has no warm-up"):
+        settings_of("--lr_scheduler_type", "constant", "--warmup_ratio", "0.1")
+
+
+def test_more_of_a_metric_is_better() -> None:
+    words = ["--lr_scheduler_type", "reduce_lr_on_plateau", "--eval_strategy", "epoch"]
+    found = settings_of(*words, "--lr_scheduler_kwargs", '{"patience": 2}')
+    assert (found.warmup_ratio, found.lr_scheduler_kwargs) == (0.0, {"mode": "max", "patience": 2})
+    assert settings_of(*words, "--lr_scheduler_kwargs", '{"mode": "min"}').lr_scheduler_kwargs == {"mode": "min"}
+    with pytest.raises(ConfigError, match="the worst model would be taken for the best"):
+        settings_of(*words, "--greater_is_better", "false")
+
+
 @pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="sentence-transformers is installed here")
 @pytest.mark.parametrize("words", ["embed --train_file p.csv --model_name_or_path {m} --do_train --output_dir {out}",
                                    "search {m} --corpus p.csv --query x"])  # fmt: skip
@@ -227,6 +249,7 @@ def test_texts_to_predict_are_in_the_column_of_the_training(tmp_path: Path) -> N
     (tmp_path / "pairs.csv").write_text("title,body\na b,c d\n")
     both, other = (read_texts(tmp_path / f"{name}.csv", None, None, trained=["title"]) for name in ("both", "other"))
     assert (both.texts, both.read) == (["a b"], "text: title; not read: id, question")
+    assert (both.column, other.column) == ("title", "question")
     assert (other.texts, other.read) == (
         ["c d"], "text: question; not read: id; it has no title, which the training read"
     )  # fmt: skip

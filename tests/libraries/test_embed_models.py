@@ -195,6 +195,12 @@ def test_documents_have_one_prompt_in_training_and_in_service(
     np.testing.assert_allclose(trained.encode_document(texts(2)), documents, atol=CLOSE)
     whet("predict", out, "--file", data, "--text_column_names", "answer", "--output", tmp_path / "v.npy")
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), documents, atol=CLOSE)
+    capsys.readouterr()
+    whet("predict", out, "--file", write(tmp_path / "asked.csv", query=texts(1)), "--output", tmp_path / "q.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "q.npy"), queries, atol=CLOSE)
+    assert f"encoded as queries, the first texts of the training: {QUERY!r}" in " ".join(
+        capsys.readouterr().out.split()
+    )
     scores = trained.similarity(queries, documents).numpy()
     told = lines_of(out / "eval_predictions.jsonl")
     np.testing.assert_allclose([line["score_of_predicted"] for line in told], scores.max(1), atol=CLOSE)

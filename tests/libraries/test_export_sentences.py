@@ -175,7 +175,12 @@ def test_a_model_of_the_library_keeps_modules_prompts_and_length(encoder_folder:
     found = served(folder, [{"text": texts}, {"text": texts, "prompt": "document"}, {"text": texts, "prompt": "other"}])
     for one, vectors in zip(found, (wanted[0], wanted[1], wanted[0]), strict=True):
         np.testing.assert_allclose(one["vectors"], vectors, atol=CLOSE)
-    assert run(["export", str(tmp_path / "model"), "--truncate_dim", "4", "--output_dir", str(tmp_path / "short")]) == 0
+    one = tmp_path / "one.csv"
+    one.write_text("question,answer\n" + "".join(f"{text},the sea\n" for text in texts), "utf-8")
+    words = ["--truncate_dim", "4", "--output_dir", str(tmp_path / "short"), "--validation_file", str(one)]
+    assert run(["export", str(tmp_path / "model"), *words]) == 0
+    notes = about(tmp_path / "short")["check"]["notes"]
+    assert f"no metric was compared: {one}: the evaluation has nothing to tell apart" in notes
     np.testing.assert_allclose(
         served(tmp_path / "short", [{"text": texts}])[0]["vectors"], wanted[0][:, :4], atol=CLOSE
     )

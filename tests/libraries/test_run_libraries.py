@@ -72,3 +72,33 @@ def test_script_learns_by_whet_run_what_it_learns_by_python(encoder_folder: Path
     put_back = f" of {by} (steps took longer: "  # the encoder is tiny
     assert f" of {by}, " in said.partition("changed: ")[2] or put_back in said
     assert "times as fast" in said
+
+
+_REFUSED = """
+import spacy
+
+nlp = spacy.blank("en")
+for given in (([("the river", {"cats": {"A": 1.0}})],), (["the river"], [{"cats": {"A": 1.0}}]), (None,), ([],)):
+    try:
+        print(nlp.update(*given))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.true_start
+def test_spacy_says_itself_what_it_does_not_take(tmp_path: Path) -> None:
+    """Texts with annotations are what its guides had before version 3."""
+    pytest.importorskip("spacy", reason="needs spacy: make test-libraries installs it")
+    (tmp_path / "script.py").write_text(_REFUSED, "utf-8")
+    said = []
+    for switch in ("off", "on"):
+        done = subprocess.run(
+            [sys.executable, "-m", "whet", "run", "script.py"], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "WHET_RUN": switch}, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "AttributeError" not in done.stderr
+        said.append(done.stdout.splitlines())
+    assert said[0] == said[1]
+    assert [line.partition(" ")[0] for line in said[0]] == ["TypeError", "ValueError", "TypeError", "{}"]

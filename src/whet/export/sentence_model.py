@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.errors import ConfigError
+from whet.errors import ConfigError, DataError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
 from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding, require_same_rows
@@ -153,10 +153,16 @@ class SentenceModel:
         if self.pairs is None:
             return None
         if self._judged is None:
-            if self.task.name == "rerank":
-                judge = judge_reranker(self.pairs, self.batch_rows)
-            else:
-                judge = judge_embedder(self.pairs, self.model, self.batch_rows)
+            try:
+                if self.task.name == "rerank":
+                    judge = judge_reranker(self.pairs, self.batch_rows)
+                else:
+                    judge = judge_embedder(self.pairs, self.model, self.batch_rows)
+            except DataError as error:
+                self.notes.append(f"no metric was compared: {error.problems[0].what}")
+                self.pairs = None
+                return None
+            self.notes.extend([f"validation: {judge.note}"] if judge.note else [])
             evaluator, name = judge.evaluator, judge.primary
             self._judged = evaluator, name, _value(evaluator, name, self.model)
         evaluator, name, of_torch = self._judged

@@ -23,6 +23,8 @@ _THEIRS = frozenset(one.value for one in OptimizerNames)
 """The optimizers that transformers builds."""
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _SAVE_ERRORS = ("stop", "continue")
+_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
+"""The variable in which transformers' callback looks for its folder."""
 _EXACT = "adamw_torch_fused"
 """What transformers reads while it checks settings whose optimizer is whet's: the same rule of the update."""
 
@@ -240,7 +242,7 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             found = _TRANSLATIONS[name](value, given)
             twice = sorted(found.keys() & given.keys())
             problems += [_given_twice(name, one) for one in twice]
-            logger.info("%s=%r: an older name, read as %s", name, value, _shown(found))
+            logger.info("%s=%r: an older name, read as %s", name, value, _shown(name, found))
             kept |= found
         elif name in _COMMANDS_ALONE:
             if value != defaults.get(name):
@@ -262,7 +264,9 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _shown(found: Mapping[str, Any]) -> str:
+def _shown(name: str, found: Mapping[str, Any]) -> str:
+    if name == "logging_dir":
+        return f"{_TENSORBOARD} of the environment"
     return ", ".join(f"{name}={value!r}" for name, value in found.items()) or "nothing: it has no effect any more"
 
 
@@ -302,7 +306,7 @@ def _warmup_ratio(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def _logging_dir(value: Any, _given: Any) -> dict[str, Any]:
     """Hand the folder on to TensorBoard's callback, which reads it from the environment."""
     if value:
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(value)
+        os.environ[_TENSORBOARD] = str(value)
     return {}
 
 

@@ -149,6 +149,7 @@ class Place:
     def batches(self, loader: DataLoader[Any], begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the batches of the owner's epoch, each with random numbers of its own."""
         epoch, number, generator = int(self.owner.iteration), self.n_skipped, loader.generator
+        end = object()  # a batch may be None
         turn = self.turns.begin(epoch)
         with self.draws.apart(epoch << 32, turn):
             if generator is not None:
@@ -157,8 +158,8 @@ class Place:
         while True:
             number += 1
             with self.draws.apart(epoch << 32 | number, turn):
-                batch = next(found, None)
-            if batch is None:
+                batch = next(found, end)
+            if batch is end:
                 break
             if number == 1 and not turn and isinstance(loader.dataset, IterableDataset):
                 self._compare(epoch, batch)

@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -107,13 +107,19 @@ def update(function: Callable[..., Any], pipeline: Any, examples: Any, *given: A
     watch = _take(pipeline, "spaCy", trains=True, why_untimed=None)
     if not watch.is_timing:
         return function(pipeline, examples, *given, **named)
-    examples = list(examples)  # it may be a stream
+    examples = list(examples) if isinstance(examples, Iterator) else examples
     watch.forget_begin()  # of an update that failed
-    watch.begin(sum(len(one.reference) for one in examples))
+    watch.begin(_n_tokens(examples))
     found = function(pipeline, examples, *given, **named)
     with watch.guarded():
         watch.end()
     return found
+
+
+def _n_tokens(examples: Any) -> int:
+    """Return how many tokens spaCy's examples have; 0 for what it refuses itself, in its own words."""
+    found = [getattr(one, "reference", ()) for one in examples] if isinstance(examples, Iterable) else []
+    return sum(map(len, found))
 
 
 def save(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

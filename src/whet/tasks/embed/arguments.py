@@ -173,6 +173,14 @@ RUN_RULES: tuple[Rule, ...] = (
         fix="use --precision bf16, or auto, which measures it",
     ),
     broken_if(
+        "more_is_better",
+        ("greater_is_better",),
+        lambda _, args: args.greater_is_better is False,
+        what="greater_is_better is false, and the worst model would be taken for the best",
+        why="of each metric that these commands compute, more is better",
+        fix="leave --greater_is_better out",
+    ),
+    broken_if(
         "a_batch_has_negatives",
         ("loss", "per_device_train_batch_size"),
         lambda job, args: job.loss in IN_BATCH and args.do_train and args.per_device_train_batch_size < 2,

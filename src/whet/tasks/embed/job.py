@@ -11,18 +11,20 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
+from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
+from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
@@ -41,8 +43,9 @@ from whet.precision import compare as formats
 from whet.store import compare, find
 from whet.store.weights import count_weights
 from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.tasks.embed.batches import DistinctTexts
 from whet.tasks.embed.folders import class_of_folder
-from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker, search_task
+from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker
 from whet.tasks.embed.models import (
     library,
     load,
@@ -96,6 +99,7 @@ def prepare_embed(job: EmbedArguments, args: TrainingArguments, examples: Mappin
         _encode_alike(model)
     if train is not None and job.num_hard_negatives is not None:
         train = _with_hard_negatives(train, job, args, model)
+        examples = {**examples, "train": train}
     query, document = _prompts(model)
     options: dict[str, Any] = {}
     if name == CACHED:
@@ -134,6 +138,7 @@ def prepare_rerank(job: RerankArguments, args: TrainingArguments, examples: Mapp
         miner = load("SentenceTransformer", str(job.hard_negatives_model), "--hard_negatives_model",
                      use_cpu=args.use_cpu)  # fmt: skip
         train = _with_hard_negatives(train, job, args, miner)
+        examples = {**examples, "train": train}
     options: dict[str, Any] = {"num_negatives": job.num_negatives} if name in IN_BATCH else {}
     options |= {"mini_batch_size": job.mini_batch_size} if name == CACHED else {}
     loss = getattr(losses, name)(model, **options)
@@ -149,7 +154,8 @@ def tables(run: PairRun) -> list[str]:
     if not run.after:
         return []
     heads = ["before", "after"] if run.before else [""]
-    lines = [f"  {_judged_on(run.examples['validation']):<40}" + "".join(f"{head:>9}" for head in heads)]
+    judged_on = run.judge.judged_on if run.judge else ""
+    lines = [f"  {f'validation: {judged_on}':<40}" + "".join(f"{head:>9}" for head in heads)]
     before = _shown(run.before)
     for words, value in _shown(run.after).items():
         values = [before[words], value] if before else [value]
@@ -330,8 +336,8 @@ def _with_hard_negatives(pairs: Pairs, job: PairFields, args: TrainingArguments,
         f"hard negatives: {n_wanted} for each of {len(found):,} pairs; {len(pairs) - len(found):,} pairs without as "
         "many are left out"
     )
-    return Pairs(pairs.source, found["anchor"][:], found["positive"][:], [found[name][:] for name in names],
-                 left_out=pairs.left_out)  # fmt: skip
+    return replace(pairs, anchors=found["anchor"][:], positives=found["positive"][:],
+                   negatives=[found[name][:] for name in names])  # fmt: skip
 
 
 def _labelled(pairs: Pairs) -> dict[str, list[Any]]:
@@ -361,6 +367,26 @@ class _TrainerOfCommand(Trainer):
     asked: TrainingArguments
     identity: Mapping[str, Any]
     products = "fp32"
+    batches: DistinctTexts | None = None
+    """The batches of the training; None: any rows may share one."""
+    n_rows = 0
+    """Rows that were trained in this process."""
+
+    def get_batch_sampler(self, *given: Any, **named: Any) -> Any:
+        """Return what deals out the batches of the training: in an epoch all of them, whatever texts repeat."""
+        library_trainer: Any = super()
+        return library_trainer.get_batch_sampler(*given, **named) if self.batches is None else self.batches
+
+    def training_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        """Compute the gradient of a batch as whet.Trainer does, and count its rows."""
+        self.n_rows += next(len(one) for one in inputs.values() if isinstance(one, list | Tensor))
+        return super().training_step(model, inputs, *given, **named)
+
+    def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
+        """Log as sentence-transformers does; the speed is that of the rows, and not of batches of full size."""
+        if "train_samples_per_second" in logs:
+            logs["train_samples_per_second"] = round(self.n_rows / logs["train_runtime"], 3)
+        super().log(logs, *given, **named)
 
     def choose_products(self) -> str:
         """Choose the format of the products in training, and return what people should know of it."""
@@ -468,10 +494,11 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         f"{one}Trainer", (_TrainerOfCommand, getattr(library(f"{folder}.trainer"), f"{one}Trainer"))
     )
     args_kind: Any = dataclass(types.new_class(f"{one}TrainingArguments", (TrainerArguments, own_args)))
-    names = {one.name for one in fields(args_kind)} & HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}
-    given = {name: getattr(args, name) for name in names}
+    names = HONOURED - _NAMED_ELSEWHERE - {*UPLOAD}  # an unknown one is refused by name
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
     asked = args.metric_for_best_model
     best = (plan.judge.primary if plan.judge else "") if asked in (None, PRIMARY) else str(asked).removeprefix("eval_")
+    is_followed = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in BY_METRIC
     sampler = job.batch_sampler or ("no_duplicates" if plan.loss_name in IN_BATCH else "batch_sampler")
     given |= {
         "batch_sampler": sampler,
@@ -481,9 +508,7 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         "precision": "fp32",  # of what autocast reaches: the encoder's products are changed in the model
         "warmup_steps": args.warmup_steps or args.warmup_ratio,
         "save_on_signal": args.enable_jit_checkpoint is not False,
-        "metric_for_best_model": f"eval_{best}"
-        if args.load_best_model_at_end or args.save_strategy == "best"
-        else None,
+        "metric_for_best_model": f"eval_{best}" if is_followed else None,
         "greater_is_better": True,
         "eval_strategy": args.eval_strategy if args.do_train else "no",
     }
@@ -500,6 +525,23 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         trainer.remove_callback(shown)
     trainer.asked, trainer.identity = args, identity
     return trainer
+
+
+def _deal_out(trainer: Any, columns: Mapping[str, Sequence[Any]], loss: str) -> None:
+    """Choose the batches of the training, and print what is unusual about them; ConfigError if there are none."""
+    args, texts = trainer.args, [one for one in columns.values() if isinstance(one[0], str)]
+    n_rows, size, apart = len(texts[0]), args.train_batch_size, args.batch_sampler == "no_duplicates"
+    if apart:
+        trainer.batches = DistinctTexts(texts, size, drop_last=args.dataloader_drop_last, seed=args.seed)
+    if args.dataloader_drop_last and not (len(trainer.batches) if apart else n_rows // size):
+        raise ConfigError(
+            what="no batch is full, so that nothing would be trained",
+            got=f"--dataloader_drop_last with batches of {size}, {console.plural(n_rows, 'row')}",
+            why="it leaves out each batch with fewer rows" + "; rows with a text in common share no batch" * apart,
+            fix="leave --dataloader_drop_last out, or use a smaller --per_device_train_batch_size",
+        )
+    if apart and (said := trainer.batches.notes(needs_others=loss in IN_BATCH and len(texts) == 2)):
+        printing.show_wrapped("; ".join(said))
 
 
 def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, Any]:
@@ -530,6 +572,10 @@ def _run(job: PairFields, args: TrainingArguments, examples: Mapping[str, Pairs]
     _require_same(args, identity)
     with _without_bars():
         trainer = _trainer(job, args, plan, identity)
+    if plan.columns is not None:
+        _deal_out(trainer, plan.columns, plan.loss_name)
+    if plan.judge is not None and plan.judge.note:
+        printing.show_wrapped(f"validation: {plan.judge.note}")
     _say_what_is_cut(plan)
     logger.info("loss %s, %s", plan.loss_name, plan.model)
     return PairRun(trainer, args, examples, job, plan.judge, facts=_facts(job, args, plan), reading=_reading(train))
@@ -541,14 +587,6 @@ def _reading(train: Pairs | None) -> dict[str, Any]:
     if columns is None:
         return {}
     return {"text_column_names": columns.anchor, "text_pair_column_names": columns.positive}
-
-
-def _judged_on(pairs: Pairs) -> str:
-    if pairs.scores is not None:
-        return f"validation: {console.plural(len(pairs), 'pair')} with scores"
-    queries, corpus, _ = search_task(pairs)
-    n_queries = f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}"
-    return f"validation: {n_queries}, {console.plural(len(corpus), 'text')}"
 
 
 def _digest(pairs: Pairs) -> str:
@@ -696,6 +734,7 @@ class PairRun:
         with printing.before_a_table(), _without_bars():
             if args.do_eval and args.do_train:
                 self.before = self._evaluate()
+                self._require_metric()
                 stop.check(lambda name: name)
             if args.do_train:
                 printing.show_wrapped(self.trainer.choose_products())
@@ -725,6 +764,17 @@ class PairRun:
             if name.startswith("eval_") and not name.endswith(names)
         }
 
+    def _require_metric(self) -> None:
+        """Raise ConfigError if the evaluation lacks the metric that the training follows."""
+        wanted = self.trainer.args.metric_for_best_model
+        if wanted is not None and wanted.removeprefix("eval_") not in self.before:
+            raise ConfigError(
+                what="metric_for_best_model names no metric of this evaluation",
+                got=self.args.metric_for_best_model,
+                why=f"of these pairs and this model it computes {', '.join(self.before)}",
+                fix="use one of these in --metric_for_best_model, or leave it out",
+            )
+
     def _list_worst(self) -> dict[str, float]:
         """Write what the last evaluation found of each example, and the worst; return their numbers."""
         if self.judge is None:
@@ -732,7 +782,8 @@ class PairRun:
         folder, on_error = Path(self.args.output_dir), self.args.save_error_policy
         written = write(self.judge.examples(self.trainer.model), "eval", self.judge.unit, folder, on_error)
         self.worst, self._files = written.lines, written.files
-        return dict(written.counts)
+        left_out = {f"eval_{self.judge.unit}_left_out": self.judge.n_left_out} if self.judge.n_left_out else {}
+        return {**written.counts, **left_out}
 
     def _save(self, metrics: dict[str, Any]) -> None:
         with self._before.saving_model():

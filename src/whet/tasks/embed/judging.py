@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from whet import console
+from whet.errors import DataError
 from whet.jobs.judging import Judged
 from whet.jobs.metrics import ranks
-from whet.models.loading.quiet import quiet
 from whet.tasks.embed.models import library
 from whet.tasks.embed.pairs import Pairs
 
@@ -35,15 +36,22 @@ class PairJudge:
     """The metric that the evaluator judges a model by."""
     unit: str
     """The word for several examples."""
+    judged_on: str
+    """The examples, for people."""
     examples: Callable[[Any], list[Judged]]
     """Returns the examples of the evaluator's last call, of this model, in the order of the data."""
+    n_left_out: int = 0
+    """Queries that cannot be judged: they have no text that fits, or none that does not."""
+    note: str = ""
+    """What people should know of the choice."""
 
 
 def judge_embedder(pairs: Pairs, model: Any, batch: int) -> PairJudge:
-    """Return a judge by these pairs: of a search, or of the order of scores."""
+    """Return a judge by these pairs: of a search, or of the order of scores; DataError if it would tell nothing."""
     evaluation, shown = library("sentence_transformer.evaluation"), {"write_csv": False}
     similarity = str(model.similarity_fn_name)
     if pairs.scores is not None:
+        _require_two_scores(pairs)
         of_scores = _similarity_kind(evaluation)(
             pairs.anchors, pairs.positives, pairs.scores, batch_size=batch, **shown
         )
@@ -51,8 +59,10 @@ def judge_embedder(pairs: Pairs, model: Any, batch: int) -> PairJudge:
         def scored(model: Any) -> list[Judged]:
             return [*_by_place(pairs, np.asarray(model.similarity_pairwise(*of_scores.vectors)))]
 
-        return PairJudge(of_scores, f"spearman_{similarity}", "pairs", scored)
+        return PairJudge(of_scores, f"spearman_{similarity}", "pairs", _pairs_with_scores(pairs), scored)
     queries, corpus, relevant = search_task(pairs)
+    if len(corpus) < 2:
+        raise _nothing_to_tell_apart(pairs, "a single text is searched", "a search would find it for each query")
     search = _search_kind(evaluation)(
         queries, corpus, relevant, precision_recall_at_k=[1, 5, 10], accuracy_at_k=[1, 5, 10], batch_size=batch,
         truncate_dim=None, **shown,
@@ -75,22 +85,35 @@ def judge_embedder(pairs: Pairs, model: Any, batch: int) -> PairJudge:
             pairs.anchors, pairs.positives, pairs.negatives[0], batch_size=batch, **shown
         )
         judge = evaluation.SequentialEvaluator([order, search])
-    return PairJudge(judge, f"{similarity}_ndcg@10", "queries", found)
+    judged_on = f"{_n_queries(len(queries))}, {console.plural(len(corpus), 'text')}"
+    return PairJudge(judge, f"{similarity}_ndcg@10", "queries", judged_on, found)
 
 
 def judge_reranker(pairs: Pairs, batch: int) -> PairJudge:
-    """Return a judge of a reranker by these pairs: of an order of texts, or of that of scores."""
+    """Return a judge of a reranker by these pairs: of an order of texts, or of that of scores.
+
+    Texts are ordered if most queries have some that fit and some that do not. Raises DataError if both would tell
+    nothing.
+    """
     evaluation = library("cross_encoder.evaluation")
-    samples = rank_task(pairs)
-    if not samples:
+    samples, n_queries = rank_task(pairs), len({*pairs.anchors})
+    n_left_out = n_queries - len(samples)
+    if pairs.scores is not None and len(samples) <= n_left_out:
+        _require_two_scores(pairs)
         both = [*zip(pairs.anchors, pairs.positives, strict=True)]
-        of_scores = evaluation.CrossEncoderCorrelationEvaluator(both, [*(pairs.scores or ())], write_csv=False)
-
-        def scored(model: Any) -> list[Judged]:
-            with quiet():
-                return [*_by_place(pairs, model.predict(both, batch_size=batch, show_progress_bar=False))]
-
-        return PairJudge(of_scores, "spearman", "pairs", scored)
+        of_scores = _correlation_kind(evaluation)(
+            both, [*pairs.scores], batch_size=batch, show_progress_bar=False, write_csv=False
+        )
+        note = f"{len(samples):,} of {_n_queries(n_queries)} have a text that fits and one that does not, which is "
+        note += "too few to judge the order of texts: the scores of all pairs are judged"
+        return PairJudge(
+            of_scores, "spearman", "pairs", _pairs_with_scores(pairs),
+            lambda _: [*_by_place(pairs, of_scores.predicted)], note=note if _are_labels(pairs.scores) else "",
+        )  # fmt: skip
+    if not samples:
+        raise _nothing_to_tell_apart(
+            pairs, "no query has a text that does not fit", "the texts of a query are ordered by how well they fit"
+        )
     order = _order_kind(evaluation)(samples, batch_size=batch, write_csv=False)
 
     def found(_: Any) -> list[Judged]:
@@ -99,7 +122,41 @@ def judge_reranker(pairs: Pairs, batch: int) -> PairJudge:
             for n, (one, scores) in enumerate(zip(samples, order.scores, strict=True))
         ]
 
-    return PairJudge(order, "ndcg@10", "queries", found)
+    judged_on = _n_queries(n_queries) if not n_left_out else f"{len(samples):,} of {_n_queries(n_queries)}"
+    note = f"{judged_on} are judged: the others have no text that fits, or none that does not" if n_left_out else ""
+    return PairJudge(order, "ndcg@10", "queries", judged_on, found, n_left_out, note)
+
+
+def _n_queries(n: int) -> str:
+    return f"{n:,} {'query' if n == 1 else 'queries'}"
+
+
+def _pairs_with_scores(pairs: Pairs) -> str:
+    return f"{console.plural(len(pairs), 'pair')} with scores"
+
+
+def _require_two_scores(pairs: Pairs) -> None:
+    """Raise DataError if all pairs have one score: the order of the model's scores would then say nothing."""
+    if len({*(pairs.scores or ())}) < 2:
+        raise _nothing_to_tell_apart(
+            pairs, f"{_pairs_with_scores(pairs)}, no two of which differ",
+            "the order of the model's scores is compared with that of the data's",
+        )  # fmt: skip
+
+
+def _nothing_to_tell_apart(pairs: Pairs, got: str, why: str) -> DataError:
+    return DataError(
+        what=f"{pairs.source}: the evaluation has nothing to tell apart",
+        got=got,
+        why=why,
+        fix="evaluate on more pairs: a larger --validation_split_percentage or --max_eval_samples, or another "
+        "--validation_file; or leave --do_eval out",
+    )
+
+
+def _are_labels(scores: Sequence[float]) -> bool:
+    """Return whether each pair fits or does not, and nothing between."""
+    return {*scores} <= {0.0, 1.0}
 
 
 def search_task(pairs: Pairs) -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
@@ -121,7 +178,7 @@ def rank_task(pairs: Pairs) -> list[dict[str, Any]]:
     right: dict[str, dict[str, None]] = {}
     wrong: dict[str, dict[str, None]] = {}
     if pairs.scores is not None:
-        if not {*pairs.scores} <= {0.0, 1.0}:
+        if not _are_labels(pairs.scores):
             return []
         for anchor, text, score in zip(pairs.anchors, pairs.positives, pairs.scores, strict=True):
             (right if score else wrong).setdefault(anchor, {})[text] = None
@@ -167,6 +224,23 @@ def _similarity_kind(evaluation: Any) -> Any:
             return self.vectors[-1]
 
     return Similarity
+
+
+def _correlation_kind(evaluation: Any) -> Any:
+    class Correlation(evaluation.CrossEncoderCorrelationEvaluator):
+        predicted: np.ndarray
+
+        def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the metrics, and keep the scores that they are of: a model in training may round others."""
+
+            def predict(*given: Any, **named: Any) -> Any:
+                self.predicted = model.predict(*given, **named)
+                return self.predicted
+
+            named = SimpleNamespace(predict=predict, model_card_data=model.model_card_data)
+            return super().__call__(named, *args, **kwargs)
+
+    return Correlation
 
 
 def _order_kind(evaluation: Any) -> Any:

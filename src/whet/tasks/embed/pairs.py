@@ -539,6 +539,8 @@ class Texts:
     left_out: LeftOut
     n_blank: int = 0
     """Blank lines of a plain text file before its last text: they are no rows."""
+    column: str | None = None
+    """The column of `texts`; None: the file has none."""
     read: str = ""
     """Which columns were read, for people."""
 
@@ -556,9 +558,10 @@ def read_texts(
     try:
         if is_plain:
             rows, name, read = _lines(text_of(read_bytes(path))), "text", "each line is a text"
+            column = None
         else:
             table = read_table(path, delimiter)
-            name = _text_column(table, text, other, trained)
+            name = column = _text_column(table, text, other, trained)
             names = [name, *([other] if other else [])]
             rows = table.take(names)
             read = columns_line({"text": name} | ({"second text": other} if other else {}), table.not_read(names))
@@ -569,7 +572,8 @@ def read_texts(
     except Rejected as problem:
         raise problem.error(str(path)) from None
     n_lines = int(found.places[-1].removeprefix("line ")) if is_plain else 0
-    return replace(found, n_blank=max(0, n_lines - len(found.texts) - found.left_out.n_rows), read=read)
+    n_blank = max(0, n_lines - len(found.texts) - found.left_out.n_rows)
+    return replace(found, n_blank=n_blank, column=column, read=read)
 
 
 def without_columns(gone: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from whet.jobs.predict.arguments import PredictArguments
 from whet.log import logger
 from whet.own_loop.changes import changes
 from whet.tasks.embed.arguments import SearchArguments, require_package
-from whet.tasks.embed.models import described, library, load, optimized, require_one_score, set_length
+from whet.tasks.embed.models import described, library, load, optimized, prompts_of, require_one_score, set_length
 from whet.tasks.embed.pairs import Texts, choose_columns, read_texts, without_columns
 
 _CANDIDATES = 50
@@ -51,7 +51,12 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
         vectors = [encode([*texts], batch_size=batch, convert_to_tensor=True) for encode, texts in pairs]
         _write(asked, model, _scores(rows, model.similarity_pairwise(*vectors).tolist()))
     else:
-        vectors = model.encode_document([*rows.texts], batch_size=batch)
+        is_query = rows.column in first_of_training and rows.column not in second_of_training
+        query, document, _ = prompts_of(model)
+        if query or document:
+            outputs.say_read(asked, asked.file, _about_prompt(query if is_query else document, is_query=is_query))
+        encode = model.encode_query if is_query else model.encode_document
+        vectors = encode([*rows.texts], batch_size=batch)
         if outputs.is_array(asked):
             outputs.write_array(asked, vectors)
             return 0
@@ -60,6 +65,11 @@ def predict_embed(asked: PredictArguments, reading: Mapping[str, Any]) -> int:
             for place, text, vector in zip(rows.places, rows.texts, vectors, strict=True)
         ))  # fmt: skip
     return 0
+
+
+def _about_prompt(prompt: str, *, is_query: bool) -> str:
+    kind = "queries, the first texts of the training" if is_query else "documents"
+    return f"encoded as {kind}: " + (f"{prompt!r} comes before each" if prompt else "they have no prompt")
 
 
 def predict_rerank(asked: PredictArguments, reading: Mapping[str, Any]) -> int:

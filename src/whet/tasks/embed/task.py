@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.command_line import Command
+from whet.config.rules.schedule import BY_METRIC, WITHOUT_WARMUP
 from whet.jobs.command import training_command
 from whet.jobs.task import Needs, Task, lazily
 from whet.models.loading.heads import EMBEDDING, SEQUENCE_CLASSIFICATION
@@ -25,11 +26,15 @@ def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
     usual: dict[str, Any] = {
         "per_device_train_batch_size": 32, "per_device_eval_batch_size": 32, "warmup_ratio": 0.1, "logging_steps": 0.1
     }  # fmt: skip
-    if given.get("warmup_steps") is not None:
+    schedule = given.get("lr_scheduler_type")
+    if given.get("warmup_steps") is not None or schedule in WITHOUT_WARMUP:
         del usual["warmup_ratio"]
-    if given.get("load_best_model_at_end") or given.get("save_strategy") == "best":
+    if given.get("load_best_model_at_end") or given.get("save_strategy") == "best" or schedule in BY_METRIC:
         usual["metric_for_best_model"] = PRIMARY
-    return {name: value for name, value in usual.items() if given.get(name) is None}
+    found = {name: value for name, value in usual.items() if given.get(name) is None}
+    if schedule in BY_METRIC:  # of each metric here more is better
+        found["lr_scheduler_kwargs"] = {"mode": "max", **(given.get("lr_scheduler_kwargs") or {})}
+    return found
 
 
 def _is_of(kind: str) -> Any:
