@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -24,7 +23,17 @@ from torch.nn import functional
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropped, mask_of
 from whet.kernels.norm import Norm, normalised
-from whet.kernels.operator import DTYPES, call, float32, misfit, native_for, once_differentiable, wide
+from whet.kernels.operator import (
+    DTYPES,
+    call,
+    float32,
+    floats,
+    kept_table,
+    misfit,
+    native_for,
+    once_differentiable,
+    wide,
+)
 
 _MOST_TABLES = 3
 _ADDING = Lock()
@@ -78,7 +87,7 @@ class RowsInUse:
         setattr(gradient, _ATTRIBUTE, (self, gradient._version))
 
 
-@cache
+@kept_table
 def _sample(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     """Return rows (n,) all over a table, at most _SAMPLED and a few, and a column (n,) of each."""
     rows = torch.arange(0, n_rows, max(n_rows // _SAMPLED, 1))
