@@ -196,3 +196,27 @@ def test_batch_without_targets_has_the_loss_and_gradients_0(tmp_path: Path, fami
     loss.backward()
     assert float(loss.detach()) == 0
     assert all(torch.isfinite(p.grad).all() for p in trainer.model.parameters() if p.grad is not None)
+
+
+def test_attention_that_is_made_bidirectional_later_runs_padded(tmp_path: Path) -> None:
+    """By `is_causal` of its modules, as text encoders are made of decoders; the rows have one length."""
+    rows = token_rows(6, lengths=(12, 12))
+
+    def turned(model: Any) -> Any:
+        for layer in model.model.layers:
+            layer.self_attn.is_causal = False
+        return model.train()
+
+    batch = {name: value for name, value in collate(rows).items() if name != "attention_mask"}
+    wanted = float(turned(tiny_decoder("llama"))(**batch).loss.detach())
+    assert wanted != pytest.approx(float(tiny_decoder("llama").train()(**batch).loss.detach()), rel=1e-3)
+    for when in ("before", "later"):
+        model = tiny_decoder("llama")
+        trainer = engine.Trainer(
+            model=turned(model) if when == "before" else model,
+            args=arguments(tmp_path / when, max_steps=1, per_device_train_batch_size=6),
+            train_dataset=rows, data_collator=collate,
+        )  # fmt: skip
+        turned(model)
+        trainer.train()
+        assert losses(trainer)[0] == pytest.approx(wanted, rel=1e-5)

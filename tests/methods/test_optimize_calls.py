@@ -156,6 +156,31 @@ def test_attention_in_one_or_both_directions_is_what_is_asked_for(family: str, s
             torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "modernbert"])
+def test_a_direction_that_its_modules_have_is_theirs(
+    family: str, attention: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' attention asks each module whether it is causal, where the batch has no padding."""
+    causal = family in DECODERS
+    model = tiny_decoder(family, use_cache=False).eval() if causal else new(family, AutoModel)
+    model.set_attn_implementation(attention)
+    optimised = whet.optimize(deepcopy(model))
+    kinds = known()[family].attention
+    for module in (*model.modules(), *optimised.modules()):
+        if type(module).__name__ in kinds:
+            module.is_causal = not causal
+    for call in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": MASK}):
+        expected, found = (tensors(one(**call))[0] for one in (model, optimised))
+        at = call.get("attention_mask", torch.ones_like(IDS)).bool()
+        torch.testing.assert_close(found[at], expected[at], rtol=0, atol=5e-6)
+    (said,) = [text for text in caplog.messages if "with their padding" in text]
+    assert said.endswith(f"is {'bidirectional' if causal else 'causal'} (its is_causal is {not causal})")
+    if causal:
+        with pytest.raises(whet.ConfigError, match="is bidirectional"):
+            whet.optimize(model)
+
+
 WRONG = {
     "no row": {"input_ids": IDS[:0], "attention_mask": MASK[:0]},
     "a short mask": {"input_ids": IDS, "attention_mask": MASK[:, :9]},

@@ -278,8 +278,9 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
     if _FORWARDS.get(type(encoder), forward) is not forward:
         return "models whose class got another forward afterwards"
-    if causal and (moved := why_other_window(encoder)) is not None:
-        return f"models in which {moved}"
+    changed = packed.why_other_direction or (why_other_window(encoder) if causal else None)
+    if changed is not None:
+        return f"models in which {changed}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why
     hooks.look(encoder)
