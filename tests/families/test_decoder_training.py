@@ -132,6 +132,23 @@ def test_capped_attention_runs_padded_and_says_why(tmp_path: Path, caplog: pytes
         whet.optimize(tiny_decoder("gemma2", attn_logit_softcapping=5.0))
 
 
+def test_caps_are_those_of_the_attention_modules() -> None:
+    """Each has read the configuration when it was made."""
+    model = tiny_decoder("gemma2", attn_logit_softcapping=5.0)
+    model.config.attn_logit_softcapping = None
+    with pytest.raises(ConfigError, match=r"caps its scores \(attn_logit_softcapping 5.0\)"):
+        whet.optimize(model)
+    model = tiny_decoder("gemma2", use_cache=False).eval()
+    model.config.attn_logit_softcapping = 5.0
+    batch = collate(token_rows(4))
+    real, wanted = batch["attention_mask"].bool(), model(**batch).logits
+    model = whet.optimize(model)
+    torch.testing.assert_close(model(**batch).logits[real], wanted[real], rtol=0, atol=1e-5)
+    model.model.layers[1].self_attn.attn_logit_softcapping = 5.0
+    with pytest.raises(ConfigError, match=r"Gemma2Attention computes attention with softcap"):
+        model(**batch)
+
+
 def test_decoder_that_classifies_runs_padded(tmp_path: Path) -> None:
     """Its head reads the last token of each row."""
     torch.manual_seed(0)
