@@ -43,6 +43,9 @@ _REFERENCES, _USES = 2, 2
 _ATTRIBUTE = "whet_rows_in_use"
 _SAMPLED = 1024
 """Rows of a table in which a number is looked at: some microseconds."""
+_MOST_UNMERGED = 64
+"""Backward passes whose rows are kept as they came: a gradient may be zeroed and never dropped, in a training of any
+length."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
 
@@ -203,6 +206,8 @@ class RowGradient:
                 self.forget()
                 clear = None
         self._touched = [ids] if held is None else [*self._touched, ids]
+        if len(self._touched) > _MOST_UNMERGED:
+            self._touched = [self._touched_rows()]
         self.rows.include(ids)
         _scatter(self.buffer, ids, values, padding_id, clear)
         self.table.grad = self.buffer
