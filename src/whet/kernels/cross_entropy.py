@@ -42,6 +42,7 @@ def linear_cross_entropy(
     Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
     This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V. Under autocast the
     products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
+    The parts are summed in fp32: of a weight in bf16, its gradient takes twice the memory until all chunks are there.
     """
     if native_for(hidden) is None or native_for(weight) is None:
         return linear_cross_entropy_reference(hidden, weight, labels, cap, bias)
@@ -137,9 +138,9 @@ class _LinearCrossEntropy(Function):
         wanted = ctx.needs_input_grad[:3]
         losses = torch.empty(hidden.shape[0], dtype=torch.float32)
         dhidden = torch.empty_like(hidden) if wanted[0] else None
-        dweight = _gradient_of(weight, len(hidden)) if wanted[1] else None
-        dbias = None if bias is None or not wanted[2] else torch.zeros_like(bias)
         n_rows, labels = chunk_rows(weight), labels.contiguous()
+        dweight = _gradient_of(weight, -(-len(hidden) // n_rows)) if wanted[1] else None
+        dbias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
         with torch.autocast("cpu", enabled=False):
             x = hidden.to(dtype)
             w = weight if suits_widened(x, weight) else weight.to(dtype)
@@ -161,6 +162,8 @@ class _LinearCrossEntropy(Function):
                     _add_product(dweight, grad, x[part], first=first == 0)
                 if dbias is not None:
                     dbias += grad.sum(0, dtype=torch.float32)
+        dweight = None if dweight is None else dweight.to(weight.dtype)
+        dbias = None if dbias is None or bias is None else dbias.to(bias.dtype)
         ctx.save_for_backward(dhidden, dweight, dbias)
         return losses.double().sum().float()
 
@@ -188,9 +191,11 @@ def _product_into(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
     return logits
 
 
-def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
-    """Return what the first chunk writes to, or zeros if there is none."""
-    return torch.empty_like(weight) if n_rows else torch.zeros_like(weight)
+def _gradient_of(weight: Tensor, n_chunks: int) -> Tensor:
+    """Return what the first chunk writes to, or zeros if there is none; several chunks are summed in fp32."""
+    if not n_chunks:
+        return torch.zeros_like(weight)
+    return torch.empty_like(weight, dtype=torch.float32 if n_chunks > 1 else None)
 
 
 def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
