@@ -21,6 +21,7 @@ import whet
 from tiny import FAMILIES, tiny_config, tiny_model
 from tiny_decoders import DECODERS, tiny_decoder
 from whet.models.known import known
+from whet.optim.optimizers.native import WhetAdamW8bit
 
 BATCH = inputs(9, 14, 3)
 IDS, MASK = BATCH["input_ids"], BATCH["attention_mask"]
@@ -154,6 +155,33 @@ def test_attention_in_one_or_both_directions_is_what_is_asked_for(family: str, s
         for call in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": mask}):
             expected, found = (tensors(one(**call, **options))[0] for one in (model, optimised))
             torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("by_position", [False, True], ids=["masked", "by position"])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "gpt2"])
+def test_the_default_device_of_torch_is_not_that_of_a_call(family: str, by_position: bool) -> None:
+    """A script may have set a GPU as the default, and train a model on the CPU."""
+    model: Any = whet.optimize((tiny_decoder if family in DECODERS else tiny_model)(family, dropout=0.1)).train()
+    batch: dict[str, Any] = {"position_ids": torch.arange(7).repeat(3, 2)} if by_position else {"attention_mask": MASK}
+    if family in DECODERS:
+        batch |= {"labels": IDS.masked_fill(MASK == 0, -100), "use_cache": False}
+    else:
+        batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 2, 1])}
+    found = []
+    for device in ("cpu", "meta"):
+        called, losses = deepcopy(model), []
+        optimizer = WhetAdamW8bit(called.parameters(), lr=1e-3)
+        torch.manual_seed(7)
+        with torch.device(device):
+            for _ in range(3):
+                loss = called(IDS, **batch).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+        found.append(losses)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

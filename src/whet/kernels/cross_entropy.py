@@ -18,7 +18,7 @@ from whet.kernels.matrix import (
     weight_gradient_into,
     widened_product_into,
 )
-from whet.kernels.operator import DTYPES, call, has_rows, misfit, native_for, once_differentiable, wide
+from whet.kernels.operator import DTYPES, call, floats, has_rows, misfit, native_for, once_differentiable, wide
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
 _GPU_CHUNK_BYTES = 2**30
@@ -111,7 +111,7 @@ class _RowCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
         grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
-        losses = torch.empty(n_rows, dtype=torch.float32)
+        losses = floats(n_rows)
         how = {"n_rows": n_rows, "dtype": DTYPES[logits.dtype], "differentiate": ctx.needs_input_grad[0]}
         call("row_cross_entropy", **how, cu_seqlens=cu_seqlens, logits=grad, labels=labels, losses=losses)
         ctx.save_for_backward(grad, cu_seqlens)
@@ -136,7 +136,7 @@ class _LinearCrossEntropy(Function):
         cap: float | None,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[:3]
-        losses = torch.empty(hidden.shape[0], dtype=torch.float32)
+        losses = floats(hidden.shape[0])
         dhidden = torch.empty_like(hidden) if wanted[0] else None
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         dweight = _gradient_of(weight, -(-len(hidden) // n_rows)) if wanted[1] else None

@@ -67,7 +67,7 @@ class RowsInUse:
     """
 
     def __init__(self, table: Tensor) -> None:
-        self.bytes = torch.zeros(table.shape[0], dtype=torch.uint8)
+        self.bytes = torch.zeros(table.shape[0], dtype=torch.uint8, device=table.device)
         """(entries,): 1 for a row in use. Rows are only added."""
         self.width = table.shape[1]
 
@@ -169,7 +169,7 @@ class RowGradient:
         """Return whether other code has written to the buffer, and maybe to other rows than these."""
         if rows_in_use(self.buffer) is None:
             return True
-        others = torch.ones(len(self.buffer), dtype=torch.bool)
+        others = torch.ones(len(self.buffer), dtype=torch.bool, device=self.buffer.device)
         others[touched] = False
         return not _is_zero_in(self.buffer, others)
 
@@ -262,8 +262,8 @@ class _Embed(Function):
     def forward(ctx: Any, spec: _Spec, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         rows, width = ids[0].numel(), tables[0].shape[1]
-        y = torch.empty(rows, width, dtype=torch.float32)
-        mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
+        y = floats(rows, width)
+        mean, rstd = floats(2, rows).unbind()
         w, b = float32(weight), float32(bias)
         how = {
             "rows": rows,
@@ -284,8 +284,8 @@ class _Embed(Function):
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         dy, w = grads[0].contiguous(), float32(weight)
         rows, width = dy.shape
-        dsum = torch.empty(rows, width, dtype=torch.float32)
-        dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
+        dsum = floats(rows, width)
+        dweight, dbias = floats(2, width).unbind()
         how = {"rows": rows, "width": width, "dtype": DTYPES[dy.dtype], "mask": mask_of(ctx.spec.drop, rows)}
         given = {"weight": w, "mean": mean, "rstd": rstd, "dy": dy}
         call("embed_backward", **how, **_arrays(ids, tables), **given, dsum=dsum, dweight=dweight, dbias=dbias)

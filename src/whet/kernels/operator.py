@@ -135,8 +135,8 @@ def rows_of(x: Tensor) -> tuple[int, int]:
 
 
 def floats(*shape: int) -> Tensor:
-    """Return a new, uninitialised fp32 tensor."""
-    return torch.empty(shape, dtype=torch.float32)
+    """Return a new, uninitialised fp32 tensor on the CPU, whatever torch's default device is."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def wide(x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def wide(x: Tensor) -> Tensor:
 
 def rounded(x: float) -> float:
     """Return x rounded to float32, as the native operators use it."""
-    return float(torch.tensor(x, dtype=torch.float32))
+    return float(torch.tensor(x, dtype=torch.float32, device="cpu"))
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

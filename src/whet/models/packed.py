@@ -223,7 +223,8 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
     assert batch.cu_seqlens is not None
     assert batch.positions is not None
     cu_seqlens = with_filling(batch.cu_seqlens, batch.n_in_rows, batch.n_computed)
-    row_slots = torch.arange(batch.first_slot, batch.first_slot + len(cu_seqlens) - 1, dtype=torch.int32)
+    end_slot = batch.first_slot + len(cu_seqlens) - 1
+    row_slots = torch.arange(batch.first_slot, end_slot, dtype=torch.int32, device="cpu")
     slots = _by_token(row_slots, cu_seqlens.diff(), batch)
     return BatchPosition(
         seed=seed,
@@ -232,7 +233,7 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
         positions=batch.positions,
         cu_seqlens=cu_seqlens,
         row_slots=row_slots,
-        max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows)),
+        max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows), device="cpu"),
         key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
         sizes=None if batch.padding is None else _sizes(batch, batch.padding),
     )
