@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,30 @@ def test_restored_model_has_its_own_experts_again(tmp_path: Path) -> None:
     trainer.save_model()
     assert NAME not in (tmp_path / "config.json").read_text()
     assert whet.restore(trainer.model).get_experts_implementation() == before
+
+
+_LOAD = """
+import sys, torch
+model, ids, wanted = torch.load(sys.argv[1], weights_only=False)
+torch.testing.assert_close(model(ids).logits, wanted)
+print(model.get_experts_implementation())
+"""
+
+
+def test_a_saved_model_finds_its_experts_in_another_program(tmp_path: Path) -> None:
+    """transformers knows the implementation by a name that whet gives it in each process."""
+    ids, saved = torch.arange(10, 34).view(2, 12), []
+    for family in NATIVE:
+        model = whet.optimize(tiny_decoder(family, use_cache=False)).eval()
+        assert model.get_experts_implementation()[""] == NAME
+        saved.append(tmp_path / f"{family}.pt")
+        torch.save((model, ids, model(ids).logits.detach()), saved[-1])
+        assert copy.deepcopy(model).get_experts_implementation()[""] == NAME
+    for file in saved:
+        command = [sys.executable, "-c", _LOAD, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert NAME in done.stdout
 
 
 def test_noise_of_routers_keeps_the_padding(tmp_path: Path) -> None:

@@ -217,3 +217,21 @@ def test_an_attention_of_a_users_own_keeps_the_padding() -> None:
 
     model.deberta.encoder.layer[1].attention.self.__class__ = Own
     assert why_padded(model) is not None
+
+
+@operators
+@pytest.mark.parametrize(("family", "changes"), [(FAMILY, {"position_buckets": 14}), (FIRST, {})])
+def test_training_after_an_evaluation_in_inference_mode(family: str, changes: dict[str, Any]) -> None:
+    """What the evaluation computes of distances is kept, and autograd keeps no tensor of that mode."""
+    changes |= {"max_relative_positions": 58}  # a table that no other test has kept
+    rows = tiny_rows(4, family, lengths=(40, 50))
+    wanted, expected = padded_results(rows, family, **changes)
+    model, batch = whet.optimize(tiny_model(family, **changes)), padded(list(rows), 0)
+    inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
+    with torch.inference_mode():
+        model.eval()(**inputs)
+    out, real = model.train()(**inputs), batch["attention_mask"].bool()
+    found, gradients = logits_and_gradients(model, out.start_logits[real], out.end_logits[real])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+    for name, grad in gradients.items():
+        torch.testing.assert_close(grad, expected[name], rtol=0, atol=GRADIENT_TOLERANCE)

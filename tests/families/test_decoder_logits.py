@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import whet
 from tiny import tiny_config
 from tiny_decoders import DECODERS, Rows, collate, tiny_decoder, token_rows, trainer_of
 from whet.kernels import matrix
@@ -179,3 +180,21 @@ def test_every_part_of_a_decoder_runs_fused(tmp_path: Path) -> None:
             assert fuse.called(trainer.objective.packed_model) == {}
             sparse = {"Qwen3MoeMLP"}  # in one of the two blocks experts take its place
             assert all(count == (1 if name in sparse else 2) for name, count in changed.items())
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+def test_norms_that_are_stored_in_bf16_keep_their_digits(family: str) -> None:
+    """Gemma's weights are distances from 1, next to which bf16 has 7 bits; transformers adds the 1 in fp32."""
+    batch, found = collate(token_rows(5)), []
+    for optimise in (False, True):
+        model = tiny_decoder(family, use_cache=False).train()
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.data = weight.data.bfloat16()
+        model = whet.optimize(model) if optimise else model
+        output = model(**batch)
+        output.loss.backward()
+        found.append((output.logits.detach()[batch["attention_mask"].bool()], _gradients(model)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=FP32_TOLERANCE)
+    for name, exact in found[0][1].items():  # those of the norms are rounded to bf16 once, to either side
+        torch.testing.assert_close(found[1][1][name], exact, rtol=2**-7 if "norm" in name else 0, atol=1e-4)

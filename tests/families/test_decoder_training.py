@@ -132,6 +132,23 @@ def test_capped_attention_runs_padded_and_says_why(tmp_path: Path, caplog: pytes
         whet.optimize(tiny_decoder("gemma2", attn_logit_softcapping=5.0))
 
 
+def test_caps_are_those_of_the_attention_modules() -> None:
+    """Each has read the configuration when it was made."""
+    model = tiny_decoder("gemma2", attn_logit_softcapping=5.0)
+    model.config.attn_logit_softcapping = None
+    with pytest.raises(ConfigError, match=r"caps its scores \(attn_logit_softcapping 5.0\)"):
+        whet.optimize(model)
+    model = tiny_decoder("gemma2", use_cache=False).eval()
+    model.config.attn_logit_softcapping = 5.0
+    batch = collate(token_rows(4))
+    real, wanted = batch["attention_mask"].bool(), model(**batch).logits
+    model = whet.optimize(model)
+    torch.testing.assert_close(model(**batch).logits[real], wanted[real], rtol=0, atol=1e-5)
+    model.model.layers[1].self_attn.attn_logit_softcapping = 5.0
+    with pytest.raises(ConfigError, match=r"Gemma2Attention computes attention with softcap"):
+        model(**batch)
+
+
 def test_decoder_that_classifies_runs_padded(tmp_path: Path) -> None:
     """Its head reads the last token of each row."""
     torch.manual_seed(0)
@@ -196,3 +213,27 @@ def test_batch_without_targets_has_the_loss_and_gradients_0(tmp_path: Path, fami
     loss.backward()
     assert float(loss.detach()) == 0
     assert all(torch.isfinite(p.grad).all() for p in trainer.model.parameters() if p.grad is not None)
+
+
+def test_attention_that_is_made_bidirectional_later_runs_padded(tmp_path: Path) -> None:
+    """By `is_causal` of its modules, as text encoders are made of decoders; the rows have one length."""
+    rows = token_rows(6, lengths=(12, 12))
+
+    def turned(model: Any) -> Any:
+        for layer in model.model.layers:
+            layer.self_attn.is_causal = False
+        return model.train()
+
+    batch = {name: value for name, value in collate(rows).items() if name != "attention_mask"}
+    wanted = float(turned(tiny_decoder("llama"))(**batch).loss.detach())
+    assert wanted != pytest.approx(float(tiny_decoder("llama").train()(**batch).loss.detach()), rel=1e-3)
+    for when in ("before", "later"):
+        model = tiny_decoder("llama")
+        trainer = engine.Trainer(
+            model=turned(model) if when == "before" else model,
+            args=arguments(tmp_path / when, max_steps=1, per_device_train_batch_size=6),
+            train_dataset=rows, data_collator=collate,
+        )  # fmt: skip
+        turned(model)
+        trainer.train()
+        assert losses(trainer)[0] == pytest.approx(wanted, rel=1e-5)

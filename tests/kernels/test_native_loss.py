@@ -74,6 +74,21 @@ def test_gradient_of_the_weight_under_autocast_is_summed_in_fp32(monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_of_bf16_weights_are_rounded_once_whatever_the_chunks(monkeypatch):
+    """Added up in bf16, 64 chunks would be off by five times as much as bf16 rounds."""
+    monkeypatch.setattr(fused_loss, "chunk_rows", lambda _: 32)
+    hidden, weight, _ = case(2048, 24, 200, torch.bfloat16)
+    labels = (torch.rand(2048, generator=torch.Generator().manual_seed(1)) ** 4 * 200).long()  # some are frequent
+    given = [hidden * 0.2, weight, torch.zeros(200).bfloat16()]
+    _, _, *found = outputs_and_gradients(lambda h, w, b: fused_loss.linear_cross_entropy(h, w, labels, None, b), given)
+    _, _, *exact = outputs_and_gradients(
+        lambda h, w, b: linear_cross_entropy_reference(h, w, labels, None, b), [one.double() for one in given]
+    )
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 2**-8
+
+
 def test_second_backward_pass_has_the_same_gradients():
     hidden, weight, labels = case(9, 8, 21)
     loss = fused_loss.linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels) / 3

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_support import need_native
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.kernels import linear as layer
 from whet.kernels import matrix as product
@@ -44,6 +46,27 @@ def test_weight_gradient_is_exact_at_block_edges(shape: tuple[int, int, int]) ->
     dweight, dbias = product.weight_gradient(grad, x, bias=True)
     torch.testing.assert_close(dweight, (grad.double().t() @ x.double()).float(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(dbias, grad.double().sum(0).float(), rtol=1e-4, atol=1e-4)
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the names of torch's operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_of_another_device_do_not_run_in_the_cpus_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU, on which experts multiply, has no oneDNN, whatever is fastest on the processor next to it."""
+    monkeypatch.setattr(product, "by_onednn", lambda: True)
+    grad, weight = torch.empty(300, 128, device="meta"), torch.empty(128, 64, device="meta")
+    with _Operators() as ran:
+        assert product.input_gradient(grad, weight).shape == (300, 64)
+    assert ran.names == ["aten.mm.default"]
 
 
 HALF_SHAPES = [(0, 3, 4), (1, 1, 1), (2, 33, 15), (383, 40, 29), (769, 385, 14), (1537, 32, 14), (50, 1000, 5)]

@@ -1,6 +1,7 @@
 """Rows of a table that never had a gradient are passed by, and nothing else becomes another."""
 
 import copy
+import gc
 import math
 import pickle
 
@@ -286,3 +287,24 @@ def test_torchs_adamw_continues_from_whets_state():
     theirs.grad = words.step(3)
     optimizer.step()
     torch.testing.assert_close(words.table, theirs)
+
+
+def test_a_gradient_that_is_zeroed_and_never_dropped_takes_no_more_memory():
+    """As by zero_grad(set_to_none=False), in a training of any length."""
+    words, other = Words(), Words()
+
+    def live():
+        return sum(one.numel() for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.int64)
+
+    sizes = []
+    for step in range(700):
+        other.step(step % 90)
+        generator = torch.Generator().manual_seed(step % 90)
+        ids, values = torch.randint(0, 12, (9,), generator=generator), torch.randn(9, 20, generator=generator)
+        words.gradient.add(ids, values, None)
+        words.optimizer.step()
+        words.optimizer.zero_grad(set_to_none=False)
+        if step in (199, 699):
+            sizes.append(live())
+    torch.testing.assert_close(words.table, other.table)
+    assert sizes[1] - sizes[0] < 9 * 100  # of 4,500 ids

@@ -21,6 +21,7 @@ import whet
 from tiny import FAMILIES, tiny_config, tiny_model
 from tiny_decoders import DECODERS, tiny_decoder
 from whet.models.known import known
+from whet.optim.optimizers.native import WhetAdamW8bit
 
 BATCH = inputs(9, 14, 3)
 IDS, MASK = BATCH["input_ids"], BATCH["attention_mask"]
@@ -154,6 +155,58 @@ def test_attention_in_one_or_both_directions_is_what_is_asked_for(family: str, s
         for call in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": mask}):
             expected, found = (tensors(one(**call, **options))[0] for one in (model, optimised))
             torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("by_position", [False, True], ids=["masked", "by position"])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "gpt2"])
+def test_the_default_device_of_torch_is_not_that_of_a_call(family: str, by_position: bool) -> None:
+    """A script may have set a GPU as the default, and train a model on the CPU."""
+    model: Any = whet.optimize((tiny_decoder if family in DECODERS else tiny_model)(family, dropout=0.1)).train()
+    batch: dict[str, Any] = {"position_ids": torch.arange(7).repeat(3, 2)} if by_position else {"attention_mask": MASK}
+    if family in DECODERS:
+        batch |= {"labels": IDS.masked_fill(MASK == 0, -100), "use_cache": False}
+    else:
+        batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 2, 1])}
+    found = []
+    for device in ("cpu", "meta"):
+        called, losses = deepcopy(model), []
+        optimizer = WhetAdamW8bit(called.parameters(), lr=1e-3)
+        torch.manual_seed(7)
+        with torch.device(device):
+            for _ in range(3):
+                loss = called(IDS, **batch).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+        found.append(losses)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "modernbert"])
+def test_a_direction_that_its_modules_have_is_theirs(
+    family: str, attention: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' attention asks each module whether it is causal, where the batch has no padding."""
+    causal = family in DECODERS
+    model = tiny_decoder(family, use_cache=False).eval() if causal else new(family, AutoModel)
+    model.set_attn_implementation(attention)
+    optimised = whet.optimize(deepcopy(model))
+    kinds = known()[family].attention
+    for module in (*model.modules(), *optimised.modules()):
+        if type(module).__name__ in kinds:
+            module.is_causal = not causal
+    for call in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": MASK}):
+        expected, found = (tensors(one(**call))[0] for one in (model, optimised))
+        at = call.get("attention_mask", torch.ones_like(IDS)).bool()
+        torch.testing.assert_close(found[at], expected[at], rtol=0, atol=5e-6)
+    (said,) = [text for text in caplog.messages if "with their padding" in text]
+    assert said.endswith(f"is {'bidirectional' if causal else 'causal'} (its is_causal is {not causal})")
+    if causal:
+        with pytest.raises(whet.ConfigError, match="is bidirectional"):
+            whet.optimize(model)
 
 
 WRONG = {

@@ -124,17 +124,17 @@ def _kept(order: EpochOrder) -> EpochOrder:
 
 def _permutation(n_rows: int, seed: int) -> np.ndarray:
     generator = torch.Generator().manual_seed(seed % _SEEDS)
-    return torch.randperm(n_rows, generator=generator).numpy()
+    return torch.randperm(n_rows, generator=generator, device="cpu").numpy()
 
 
 def _replayed(n_rows: int, seed: int, epoch: int) -> np.ndarray:
     """Return the generator's permutation after those of earlier epochs; a DataLoader draws once in each."""
     generator = torch.Generator().manual_seed(seed % _SEEDS)
     for _ in range(epoch):
-        torch.empty((), dtype=torch.int64).random_(generator=generator)
-        torch.randperm(n_rows, generator=generator)
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
-    return torch.randperm(n_rows, generator=generator).numpy()
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+        torch.randperm(n_rows, generator=generator, device="cpu")
+    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+    return torch.randperm(n_rows, generator=generator, device="cpu").numpy()
 
 
 def _grouped(lengths: np.ndarray, rows_per_step: int, order: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def _grouped(lengths: np.ndarray, rows_per_step: int, order: np.ndarray) -> np.n
     n_steps = min(len(order) // (4 * rows_per_step), _MOST_STEPS_SORTED) or 1
     size = n_steps * rows_per_step
     stretches = [_longest_first(order[first : first + size], lengths) for first in range(0, len(order), size)]
-    longest = int(torch.tensor([int(lengths[stretch[0]]) for stretch in stretches]).argmax())
+    longest = int(torch.tensor([int(lengths[stretch[0]]) for stretch in stretches], device="cpu").argmax())
     first, other = stretches[0][0], stretches[longest][0]
     stretches[0][0], stretches[longest][0] = other, first
     return np.concatenate(stretches)

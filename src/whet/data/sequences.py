@@ -31,7 +31,7 @@ def first_tokens(inputs: Mapping[str, Any], *, by_position: bool) -> Tensor | No
     positions = inputs.get("position_ids") if by_position else None
     if not named and not isinstance(positions, Tensor):
         return None
-    begins = torch.zeros(ids.shape, dtype=torch.bool)
+    begins = torch.zeros(ids.shape, dtype=torch.bool, device="cpu")
     for name in _OFFSETS:
         if (offsets := named.get(name)) is not None:
             _require_offsets(name, offsets, ids)

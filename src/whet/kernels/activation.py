@@ -83,7 +83,7 @@ def gated_act_forward(tensors: tuple[Tensor, ...], kind: int) -> Tensor:
     gate, up = _halves(tensors)
     if gate.shape != up.shape:
         raise misfit("gated_act", gate, up)
-    y = torch.empty(gate.shape, dtype=gate.dtype)
+    y = gate.new_empty(gate.shape)
     call("gated_act", **_shape(gate, kind), gate=gate, up=up, y=y)
     return y
 
@@ -91,7 +91,7 @@ def gated_act_forward(tensors: tuple[Tensor, ...], kind: int) -> Tensor:
 def gated_act_backward(dy: Tensor, tensors: tuple[Tensor, ...], kind: int) -> tuple[Tensor, ...]:
     """Return the gradients of the tensors, one or two."""
     (gate, up), dy = _halves(tensors), dy.contiguous()
-    found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
+    found = tuple(t.new_empty(t.shape) for t in tensors)
     dgate, dup = _halves(found)
     gradients = {"dgate": dgate, "dup": dup, "grad_stride": dgate.stride(-2)}
     call("gated_act_backward", **_shape(gate, kind), gate=gate, up=up, dy=dy, **gradients)

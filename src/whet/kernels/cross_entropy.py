@@ -18,7 +18,7 @@ from whet.kernels.matrix import (
     weight_gradient_into,
     widened_product_into,
 )
-from whet.kernels.operator import DTYPES, call, has_rows, misfit, native_for, once_differentiable, wide
+from whet.kernels.operator import DTYPES, call, floats, has_rows, misfit, native_for, once_differentiable, wide
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
 _GPU_CHUNK_BYTES = 2**30
@@ -42,6 +42,7 @@ def linear_cross_entropy(
     Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
     This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V. Under autocast the
     products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
+    The parts are summed in fp32: of a weight in bf16, its gradient takes twice the memory until all chunks are there.
     """
     if native_for(hidden) is None or native_for(weight) is None:
         return linear_cross_entropy_reference(hidden, weight, labels, cap, bias)
@@ -110,7 +111,7 @@ class _RowCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
         grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
-        losses = torch.empty(n_rows, dtype=torch.float32)
+        losses = floats(n_rows)
         how = {"n_rows": n_rows, "dtype": DTYPES[logits.dtype], "differentiate": ctx.needs_input_grad[0]}
         call("row_cross_entropy", **how, cu_seqlens=cu_seqlens, logits=grad, labels=labels, losses=losses)
         ctx.save_for_backward(grad, cu_seqlens)
@@ -135,11 +136,11 @@ class _LinearCrossEntropy(Function):
         cap: float | None,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[:3]
-        losses = torch.empty(hidden.shape[0], dtype=torch.float32)
+        losses = floats(hidden.shape[0])
         dhidden = torch.empty_like(hidden) if wanted[0] else None
-        dweight = _gradient_of(weight, len(hidden)) if wanted[1] else None
-        dbias = None if bias is None or not wanted[2] else torch.zeros_like(bias)
         n_rows, labels = chunk_rows(weight), labels.contiguous()
+        dweight = _gradient_of(weight, -(-len(hidden) // n_rows)) if wanted[1] else None
+        dbias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
         with torch.autocast("cpu", enabled=False):
             x = hidden.to(dtype)
             w = weight if suits_widened(x, weight) else weight.to(dtype)
@@ -161,6 +162,8 @@ class _LinearCrossEntropy(Function):
                     _add_product(dweight, grad, x[part], first=first == 0)
                 if dbias is not None:
                     dbias += grad.sum(0, dtype=torch.float32)
+        dweight = None if dweight is None else dweight.to(weight.dtype)
+        dbias = None if dbias is None or bias is None else dbias.to(bias.dtype)
         ctx.save_for_backward(dhidden, dweight, dbias)
         return losses.double().sum().float()
 
@@ -188,9 +191,11 @@ def _product_into(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
     return logits
 
 
-def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
-    """Return what the first chunk writes to, or zeros if there is none."""
-    return torch.empty_like(weight) if n_rows else torch.zeros_like(weight)
+def _gradient_of(weight: Tensor, n_chunks: int) -> Tensor:
+    """Return what the first chunk writes to, or zeros if there is none; several chunks are summed in fp32."""
+    if not n_chunks:
+        return torch.zeros_like(weight)
+    return torch.empty_like(weight, dtype=torch.float32 if n_chunks > 1 else None)
 
 
 def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:

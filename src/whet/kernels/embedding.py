@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -24,7 +23,17 @@ from torch.nn import functional
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropped, mask_of
 from whet.kernels.norm import Norm, normalised
-from whet.kernels.operator import DTYPES, call, float32, misfit, native_for, once_differentiable, wide
+from whet.kernels.operator import (
+    DTYPES,
+    call,
+    float32,
+    floats,
+    kept_table,
+    misfit,
+    native_for,
+    once_differentiable,
+    wide,
+)
 
 _MOST_TABLES = 3
 _ADDING = Lock()
@@ -34,6 +43,9 @@ _REFERENCES, _USES = 2, 2
 _ATTRIBUTE = "whet_rows_in_use"
 _SAMPLED = 1024
 """Rows of a table in which a number is looked at: some microseconds."""
+_MOST_UNMERGED = 64
+"""Backward passes whose rows are kept as they came: a gradient may be zeroed and never dropped, in a training of any
+length."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
 
@@ -55,7 +67,7 @@ class RowsInUse:
     """
 
     def __init__(self, table: Tensor) -> None:
-        self.bytes = torch.zeros(table.shape[0], dtype=torch.uint8)
+        self.bytes = torch.zeros(table.shape[0], dtype=torch.uint8, device=table.device)
         """(entries,): 1 for a row in use. Rows are only added."""
         self.width = table.shape[1]
 
@@ -78,7 +90,7 @@ class RowsInUse:
         setattr(gradient, _ATTRIBUTE, (self, gradient._version))
 
 
-@cache
+@kept_table
 def _sample(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     """Return rows (n,) all over a table, at most _SAMPLED and a few, and a column (n,) of each."""
     rows = torch.arange(0, n_rows, max(n_rows // _SAMPLED, 1))
@@ -157,7 +169,7 @@ class RowGradient:
         """Return whether other code has written to the buffer, and maybe to other rows than these."""
         if rows_in_use(self.buffer) is None:
             return True
-        others = torch.ones(len(self.buffer), dtype=torch.bool)
+        others = torch.ones(len(self.buffer), dtype=torch.bool, device=self.buffer.device)
         others[touched] = False
         return not _is_zero_in(self.buffer, others)
 
@@ -194,6 +206,8 @@ class RowGradient:
                 self.forget()
                 clear = None
         self._touched = [ids] if held is None else [*self._touched, ids]
+        if len(self._touched) > _MOST_UNMERGED:
+            self._touched = [self._touched_rows()]
         self.rows.include(ids)
         _scatter(self.buffer, ids, values, padding_id, clear)
         self.table.grad = self.buffer
@@ -248,8 +262,8 @@ class _Embed(Function):
     def forward(ctx: Any, spec: _Spec, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         rows, width = ids[0].numel(), tables[0].shape[1]
-        y = torch.empty(rows, width, dtype=torch.float32)
-        mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
+        y = floats(rows, width)
+        mean, rstd = floats(2, rows).unbind()
         w, b = float32(weight), float32(bias)
         how = {
             "rows": rows,
@@ -270,8 +284,8 @@ class _Embed(Function):
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         dy, w = grads[0].contiguous(), float32(weight)
         rows, width = dy.shape
-        dsum = torch.empty(rows, width, dtype=torch.float32)
-        dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
+        dsum = floats(rows, width)
+        dweight, dbias = floats(2, width).unbind()
         how = {"rows": rows, "width": width, "dtype": DTYPES[dy.dtype], "mask": mask_of(ctx.spec.drop, rows)}
         given = {"weight": w, "mean": mean, "rstd": rstd, "dy": dy}
         call("embed_backward", **how, **_arrays(ids, tables), **given, dsum=dsum, dweight=dweight, dbias=dbias)

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from whet.kernels.library import library
 from whet.kernels.matrix import input_gradient, weight_gradient
-from whet.kernels.operator import call, misfit, once_differentiable
+from whet.kernels.operator import call, floats, misfit, once_differentiable
 from whet.kernels.random import hidden_bits, stream_key
 
 BLOCK = 256
@@ -60,8 +60,8 @@ def pack(weight: Tensor, *, down: bool, block: int = BLOCK) -> Packed:
     """Return a contiguous fp32 weight packed: (columns, depth) or, `down`, (depth, columns)."""
     depth, columns = weight.shape if down else reversed(weight.shape)
     panels, groups, blocks = -(-columns // PANEL), -(-depth // 4), -(-depth // block)
-    data = torch.empty(panels, groups, PANEL, 4, dtype=torch.uint8)
-    scales = torch.empty(blocks, panels * PANEL)
+    data = weight.new_empty(panels, groups, PANEL, 4, dtype=torch.uint8)
+    scales = floats(blocks, panels * PANEL)
     shape = {"depth": depth, "columns": columns, "block": block, "down": down}
     call("int8_pack", **shape, weight=weight, packed=data, scales=scales)
     return Packed(depth, columns, block, data, scales)
@@ -81,7 +81,7 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[in
     fits = x.shape[1:] == (weight.depth,) and x.is_contiguous() and (bias is None or bias.numel() == weight.columns)
     if not fits:
         raise misfit("int8_product", x, bias)
-    y = torch.empty(len(x), weight.columns)
+    y = floats(len(x), weight.columns)
     shape = {"rows": len(x), "depth": weight.depth, "columns": weight.columns, "block": weight.block}
     rounding = {"stochastic": key is not None, "key": 0 if key is None else key[0] | key[1] << 32}
     call("int8_product", **shape, **rounding, x=x, packed=weight.data, scales=weight.scales, bias=bias, y=y)
@@ -173,7 +173,7 @@ def quantise(x: Tensor, block: int, key: tuple[int, int] | None = None) -> Quant
 def dither(key: tuple[int, int], n_rows: int, width: int) -> Tensor:
     """Return numbers of (-1/2, 1/2) in 256 steps, evenly spread, (n_rows, width) float64."""
     n_streams = -(-width // _STREAM)
-    rows = torch.arange(n_rows)
+    rows = torch.arange(n_rows, device="cpu")
     words = hidden_bits(key, torch.zeros_like(rows), rows, 64 * n_streams).unflatten(1, (n_streams, 64))
     taken = torch.stack([words >> 8 * byte & 0xFF for byte in range(4)], dim=2)
     return (taken.flatten(1)[:, :width].double() + 0.5) / 256 - 0.5

@@ -35,7 +35,7 @@ from whet.kernels.matrix import (
     weight_gradient_into,
     widened_product,
 )
-from whet.kernels.operator import DTYPES, is_followed, once_differentiable
+from whet.kernels.operator import DTYPES, floats, is_followed, once_differentiable
 
 Linear = Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor]], Tensor]
 """A product of linear layers in another format: x, weight, bias, and the parameters that make up the weight."""
@@ -164,8 +164,8 @@ def _gradients_in_fp32(
     grad: Tensor, x: Tensor, weight: Tensor, bias: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of a weight (M, K), in fp32, and of its bias in the dtype that is named, if it has one."""
-    dweight = torch.empty(weight.shape, dtype=torch.float32)
-    dbias = None if bias is None else torch.empty(len(weight), dtype=torch.float32)
+    dweight = floats(*weight.shape)
+    dbias = None if bias is None else floats(len(weight))
     weight_gradient_into(dweight, dbias, grad, x)
     return dweight, dbias if dbias is None else dbias.to(bias)
 

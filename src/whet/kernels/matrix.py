@@ -102,7 +102,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None, *, n_rows: int | 
 
 def input_gradient(grad: Tensor, weight: Tensor, *, n_rows: int | None = None) -> Tensor:
     """Return grad (N, M) @ weight (M, K); `n_rows` as in `product_of`."""
-    if by_onednn() and grad.dtype == torch.float32:
+    if grad.device.type == "cpu" and grad.dtype == torch.float32 and by_onednn():
         return times_transposed(grad, weight.t())
     if suits_widened(grad, weight, n_rows):
         return widened_product(grad, weight.t(), None, n_rows)

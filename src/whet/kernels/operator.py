@@ -114,14 +114,16 @@ def is_rehearsed() -> bool:
 def kept_table(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep what a function makes of plain arguments, tables of numbers: its last 256 results.
 
-    They are computed in a rehearsal too, whose results are no numbers: a later pass would read them.
+    Later passes read them, so they do not depend on what runs at the first call. A rehearsal has no numbers, autograd
+    keeps no tensor of inference mode, and torch's default device may be a GPU.
     """
-    known = lru_cache(maxsize=256)(function)
 
+    @lru_cache(maxsize=256)
     @wraps(function)
     def found(*given: Any) -> Any:
-        with _disable_current_modes() if is_rehearsed() else nullcontext():
-            return known(*given)
+        as_they_are = _disable_current_modes() if is_rehearsed() else nullcontext()
+        with torch.inference_mode(False), torch.device("cpu"), as_they_are:
+            return function(*given)
 
     return found
 
@@ -133,8 +135,8 @@ def rows_of(x: Tensor) -> tuple[int, int]:
 
 
 def floats(*shape: int) -> Tensor:
-    """Return a new, uninitialised fp32 tensor."""
-    return torch.empty(shape, dtype=torch.float32)
+    """Return a new, uninitialised fp32 tensor on the CPU, whatever torch's default device is."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def wide(x: Tensor) -> Tensor:
@@ -144,7 +146,7 @@ def wide(x: Tensor) -> Tensor:
 
 def rounded(x: float) -> float:
     """Return x rounded to float32, as the native operators use it."""
-    return float(torch.tensor(x, dtype=torch.float32))
+    return float(torch.tensor(x, dtype=torch.float32, device="cpu"))
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,16 +93,14 @@ def attention_backward(
     """
     *given, dout = with_contiguous_heads((*tensors, dout))
     tensors = tuple(given)
-    found = tuple([torch.empty(t.shape, dtype=t.dtype) for t in tensors])
+    found = tuple([t.new_empty(t.shape) for t in tensors])
     q, k, v = _split(tensors)
     dq, dk, dv = _split(found)
     if dout.shape != results[0].shape:
         raise misfit("attention_backward", dout, results[0])
     args = _arguments(spec, (q, k, v), *results) | _bias_arguments(bias, spec, q, k)
     numbers, places, keys, queries = bias
-    dbias, *more = [
-        None if part is None else torch.empty(part.shape, dtype=part.dtype) for part in (numbers, keys, queries)
-    ]
+    dbias, *more = [None if part is None else part.new_empty(part.shape) for part in (numbers, keys, queries)]
     if places is not None:
         args |= {"drelative_keys": more[0], "drelative_queries": more[1]}
     if dbias is not None and of_bias:

@@ -134,7 +134,7 @@ def _overlap(one: Layout, other: Layout) -> bool:
 def _meet(one: Layout, other: Layout) -> bool:
     """Return whether two layouts share an element, by marking those of the first."""
     unit = gcd(one.itemsize, other.itemsize, one.first, other.first)
-    marks = torch.zeros(max(one.end, other.end) // unit, dtype=torch.bool)
+    marks = torch.zeros(max(one.end, other.end) // unit, dtype=torch.bool, device="cpu")
     _units(marks, one, unit).fill_(True)
     return bool(_units(marks, other, unit).any())
 

@@ -211,7 +211,7 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
 
 def _keyed(position: BatchPosition, sites: tuple[Site, ...]) -> KeyedPosition:
     """Return the position with the keys of this use of the block's sites."""
-    keys = torch.tensor([position.key(site.use(position)) for site in sites], dtype=torch.int64)
+    keys = torch.tensor([position.key(site.use(position)) for site in sites], dtype=torch.int64, device="cpu")
     # One row alone would be a size of 1, for which torch makes a graph of its own: one more slot, which nobody reads.
     row_slots = torch.nn.functional.pad(position.row_slots, (0, 1))
     counts = None if position.key_counts is None else torch.nn.functional.pad(position.key_counts, (0, 1))

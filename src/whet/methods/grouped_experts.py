@@ -35,6 +35,21 @@ NAME = "whet_grouped"
 """The name in the interface, and of `experts_implementation` in a model that has it."""
 
 
+class Grouped(str):
+    """That name in the configuration of a model, whose copy in another process makes it known to transformers there."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _loaded_again, ()
+
+
+def _loaded_again() -> Grouped:
+    """Return the name in the process that has loaded the model: transformers there knows nothing of whet yet."""
+    register()
+    return Grouped(NAME)
+
+
 def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     """Let the experts of a packed model on the CPU run in whet's grouped products."""
     model = view.model
@@ -42,7 +57,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         return None
     register()
     record.keep(model, CARD.name, model.get_experts_implementation())
-    model.set_experts_implementation(NAME)
+    model.set_experts_implementation(Grouped(NAME))
     return Applied(CARD.name, f"{len(found)} layers of experts")
 
 

@@ -158,7 +158,7 @@ class _Inputs:
             given.positions[:1].expand(n).clone(),
             torch.zeros(rows + 1, dtype=torch.int32, device=device),
             torch.zeros(rows, dtype=torch.int32, device=device),
-            max_seqlen=torch.tensor(size.longest),
+            max_seqlen=torch.tensor(size.longest, device="cpu"),
             key_counts=torch.zeros(rows, dtype=torch.int32, device=device) if size.has_keys else None,
             sizes=torch.ones(n, device=device) if size.has_sizes else None,
             source=source,
@@ -210,7 +210,7 @@ class _Pass:
         """Set the keys of all masks of the pass; return the context in which the graph draws those of the device."""
         own = self.inputs.position
         if own.sites:
-            keys = torch.tensor([given.key(site) for site in own.sites], dtype=torch.int64)
+            keys = torch.tensor([given.key(site) for site in own.sites], dtype=torch.int64, device="cpu")
             own.keys[: len(keys)].copy_(keys, non_blocking=True)
         return seeded(generator_of(self.states.device), pass_seed(given)) if own.draws else nullcontext()
 

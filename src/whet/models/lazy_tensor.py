@@ -186,7 +186,7 @@ class LazyStates(LazyTensor):
         if columns is None or found is None:
             return None
         if self._factor is not None:
-            found = found * self._factor.expand(self.shape)[torch.arange(len(columns)), columns]
+            found = found * self._factor.expand(self.shape)[torch.arange(len(columns), device=columns.device), columns]
         return found[:, None] if func in _GATHER else found
 
     def _times(self, factor: Any) -> Tensor | None:
@@ -234,7 +234,9 @@ def _columns(func: Any, args: tuple[Any, ...], shape: Sequence[int]) -> Tensor |
     if func is Tensor.__getitem__ and isinstance(given[0], tuple) and len(given[0]) == 2:
         rows, place = given[0]
         whole = isinstance(rows, slice) and rows == slice(None) and type(place) is int
-        return torch.full((shape[0],), place % shape[1]) if whole and -shape[1] <= place < shape[1] else None
+        if not whole or not -shape[1] <= place < shape[1]:
+            return None
+        return torch.full((shape[0],), place % shape[1], device="cpu")
     if func not in _GATHER or len(given) != 2 or given[0] not in (1, -2) or type(given[1]) is not Tensor:
         return None
     index: Tensor = given[1]

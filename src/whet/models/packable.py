@@ -1,6 +1,7 @@
 """Whether whet can run a model without its padding, and if not, why."""
 
 import inspect
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     if (why := family.why_padded(base)) is not None or family.proven:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
+        return why
+    if (why := why_other_direction(attentions_of(base, family), family)) is not None:
         return why
     if (why := _why_other_positions(base.base_model, family)) is not None:
         return why
@@ -109,6 +112,20 @@ def _why_other_decoder(base: Any, family: Family) -> str | None:
     config = base.config
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
         return "its configuration makes its attention bidirectional"
+    return None
+
+
+def attentions_of(model: nn.Module, family: Family) -> list[nn.Module]:
+    """Return the modules of the model that are the family's attention."""
+    return [module for module in model.modules() if family.is_attention(module)]
+
+
+def why_other_direction(attentions: Iterable[nn.Module], family: Family) -> str | None:
+    """Return which attention is causal in an encoder, or not in a decoder; transformers asks each module for it."""
+    for module in attentions:
+        causal = bool(getattr(module, "is_causal", family.causal))
+        if causal != family.causal:
+            return f"{type(module).__name__} is {'causal' if causal else 'bidirectional'} (its is_causal is {causal})"
     return None
 
 

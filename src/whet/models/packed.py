@@ -28,7 +28,7 @@ from whet.models.family import Family
 from whet.models.forwards import bind, home_of, instance_forward
 from whet.models.fused import parts
 from whet.models.fused.layers import PLACEMENT, PlacedDropout
-from whet.models.packable import family_of
+from whet.models.packable import attentions_of, family_of, why_other_direction
 from whet.models.standard import is_harmless
 
 CARD = Card(
@@ -145,6 +145,16 @@ class PackedModel:
     hooks: InnerHooks = field(default_factory=InnerHooks, compare=False)
 
     @cached_property
+    def attentions(self) -> list[nn.Module]:
+        """The attention modules of the family."""
+        return attentions_of(self.module, self.family)
+
+    @property
+    def why_other_direction(self) -> str | None:
+        """Which attention looks in another direction than a pass does; None: a proof has compared results instead."""
+        return None if self.family.proven else why_other_direction(self.attentions, self.family)
+
+    @cached_property
     def position_offset(self) -> int:
         """The first position id of a row."""
         return self.family.first_position(self.module)
@@ -157,7 +167,9 @@ class PackedModel:
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
         if not attention.is_routed(self.module.base_model.config):  # pyright: ignore
-            raise _changed_since()
+            raise _changed_since("another attention implementation")
+        if (why := self.why_other_direction) is not None:
+            raise _changed_since(why)
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
@@ -197,9 +209,10 @@ def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
     )
 
 
-def _changed_since() -> ConfigError:
+def _changed_since(got: str) -> ConfigError:
     return ConfigError(
-        what="the model's attention implementation was changed after whet had prepared it",
+        what="the model's attention was changed after whet had prepared it",
+        got=got,
         why="without padding, only whet's attention keeps the rows of a batch apart",
         fix="change it first and then make the Trainer; or use --attn_implementation sdpa, which trains with padding",
     )
@@ -210,7 +223,8 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
     assert batch.cu_seqlens is not None
     assert batch.positions is not None
     cu_seqlens = with_filling(batch.cu_seqlens, batch.n_in_rows, batch.n_computed)
-    row_slots = torch.arange(batch.first_slot, batch.first_slot + len(cu_seqlens) - 1, dtype=torch.int32)
+    end_slot = batch.first_slot + len(cu_seqlens) - 1
+    row_slots = torch.arange(batch.first_slot, end_slot, dtype=torch.int32, device="cpu")
     slots = _by_token(row_slots, cu_seqlens.diff(), batch)
     return BatchPosition(
         seed=seed,
@@ -219,7 +233,7 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
         positions=batch.positions,
         cu_seqlens=cu_seqlens,
         row_slots=row_slots,
-        max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows)),
+        max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows), device="cpu"),
         key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
         sizes=None if batch.padding is None else _sizes(batch, batch.padding),
     )

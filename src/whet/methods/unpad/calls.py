@@ -89,7 +89,7 @@ def _own_ids(encoder: Any, call: Mapping[str, Any]) -> str | None:
 
 @cache
 def _usual_ids(make: Callable[..., Tensor], n: int, dtype: torch.dtype) -> Tensor:
-    return make(n, dtype=dtype)
+    return make(n, dtype=dtype, device="cpu")
 
 
 def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:

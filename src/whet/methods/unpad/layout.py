@@ -47,7 +47,8 @@ class Layout:
 
     def position(self) -> BatchPosition:
         """Return the batch's position in the run; its masks follow torch's generator."""
-        row_slots, device = torch.arange(len(self.row_lengths), dtype=torch.int32), self.columns.device
+        device = self.columns.device
+        row_slots = torch.arange(len(self.row_lengths), dtype=torch.int32, device="cpu")
         slots = torch.from_numpy(np.repeat(row_slots.numpy(), self.row_lengths.numpy()))
         starts = nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return DrawnPosition(

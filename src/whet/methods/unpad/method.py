@@ -228,7 +228,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     mask = call.pop("attention_mask", None)
     by_position = causal and mask is None and not calls.keeps_cache(self, call)
     first_tokens = sequences.first_tokens(call, by_position=by_position)
-    mask = torch.ones(input_ids.shape, dtype=torch.bool) if mask is None else on_host(mask).bool()
+    every = torch.ones(input_ids.shape, dtype=torch.bool, device="cpu")
+    mask = every if mask is None else on_host(mask).bool()
     asked = state.asked()
     amount = calls.padding_needed(packed.module, asked)
     is_full = bool(mask.all())
@@ -278,8 +279,9 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
     if _FORWARDS.get(type(encoder), forward) is not forward:
         return "models whose class got another forward afterwards"
-    if causal and (moved := why_other_window(encoder)) is not None:
-        return f"models in which {moved}"
+    changed = packed.why_other_direction or (why_other_window(encoder) if causal else None)
+    if changed is not None:
+        return f"models in which {changed}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why
     hooks.look(encoder)

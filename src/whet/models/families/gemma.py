@@ -13,7 +13,7 @@ from whet.models.families import llama
 from whet.models.family import Family, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, with_bias
-from whet.models.fused.limits import require_understood
+from whet.models.fused.limits import cap_of, require_understood
 
 _NORMS = (
     *("input_layernorm", "post_attention_layernorm"),
@@ -54,9 +54,13 @@ def _parts_of(name: str) -> dict[str, Part]:
 
 
 def why_padded(model: Any) -> str | None:
-    """Return why a model needs its padding: capped scores are not in whet's attention."""
-    if getattr(model.config, "attn_logit_softcapping", None) is not None:
-        return f"its attention caps its scores (attn_logit_softcapping {model.config.attn_logit_softcapping})"
+    """Return why a model needs its padding: capped scores are not in whet's attention.
+
+    Each attention has the cap that the configuration had when it was made.
+    """
+    caps = (cap_of(module) for module in model.modules())
+    if (cap := next((cap for cap in caps if cap is not None), None)) is not None:
+        return f"its attention caps its scores (attn_logit_softcapping {cap})"
     return decoder.why_padded(model)
 
 

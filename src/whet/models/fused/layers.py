@@ -23,6 +23,7 @@ from whet.kernels.dropout import device_dropout, dropout
 from whet.kernels.embedding import TAKES_THE_REST, RowGradient, Tables, embed
 from whet.kernels.linear import LowRank, is_joined, linear, low_rank_linear
 from whet.kernels.norm import Norm, add_norm
+from whet.kernels.operator import wide
 from whet.models.family import Slots
 from whet.models.forwards import home_of, instance_forward
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass
@@ -171,7 +172,8 @@ def layer_norm_of(norm: Any) -> Norm | None:
         return None
     if rms is None:
         return Norm(norm.weight, norm.bias, getattr(norm, epsilon or ""))
-    weight = norm.weight + rms.weight_offset if rms.weight_offset else norm.weight
+    # In fp32, as transformers adds them: in bf16, 1 + weight would lose most digits of a weight near 0.
+    weight = wide(norm.weight) + rms.weight_offset if rms.weight_offset else norm.weight
     return Norm(weight, None, getattr(norm, rms.epsilon), rms=True)
 
 

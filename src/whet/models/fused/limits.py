@@ -66,8 +66,14 @@ def has_cache(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) is not None for name in CACHE_NAMES)
 
 
+def cap_of(attention: nn.Module) -> float | None:
+    """Return what an attention module caps its scores with, as Gemma 2's may; None: they have no cap."""
+    return getattr(attention, "attn_logit_softcapping", None)
+
+
 def require_understood(module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]) -> None:
     """Refuse what a packed pass would ignore: a mask or a bias that the module made itself, a cap, sinks."""
+    options = {"softcap": cap_of(module), **options}
     usual = {"is_causal": getattr(module, "is_causal", False)}  # transformers hands on what the configuration says
     asked = [
         name

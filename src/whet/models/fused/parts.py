@@ -150,7 +150,7 @@ def _is_rms_norm(module: Any) -> bool:
     weight, eps = module.weight, _epsilon(module)
     if weight.dim() != 1 or eps is None or weight.device.type != "cpu":
         return False
-    x = torch.linspace(-2, 3, 3 * len(weight)).view(3, -1)
+    x = torch.linspace(-2, 3, 3 * len(weight), device="cpu").view(3, -1)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         wanted = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
         try:

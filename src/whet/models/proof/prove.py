@@ -83,7 +83,7 @@ def prove(encoder: Any) -> Verdict:
     if longest_row(encoder.config) > MOST_TOKENS:
         return Verdict(None, f"its windows reach over {longest_row(encoder.config)} tokens, more than a proof runs")
     try:
-        with untraced():
+        with untraced(), torch.device("cpu"):
             return Verdict(_proven(encoder))
     except _Different as difference:
         return Verdict(None, str(difference))
