@@ -15,7 +15,6 @@ import hub_server
 from text_tasks import topic_rows, words, write_csv
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO
-from whet.models.loading import hub as hub_names
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, about the hub's client
 TRAINED = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "whet_task.json", "README.md"}
@@ -24,14 +23,8 @@ TRAINED = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_conf
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.Hub]:
     """A hub on this machine, which the client of this process takes for the hub."""
-    with hub_server.running() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
-        hub_names.unreachable.cache_clear()
+    with hub_server.taken_for_the_hub(monkeypatch) as hub:
         yield hub
-    hub_names.unreachable.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError, hide_secrets
 from whet.jobs.fields import JobFields
 from whet.log import logger
-from whet.models.loading.hub import unreachable
+from whet.models.loading.hub import CHAT_TEMPLATES, unreachable
 from whet.watch import stop
 
 MODEL_FILES = (
     "model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
     "adapter_model.safetensors", "adapter_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.*", "preprocessor_config.json",
+    "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", *CHAT_TEMPLATES, "preprocessor_config.json",
     "processor_config.json", "whet_task.json", "README.md",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]*_*/*.json",
     "[0-9]*_*/model.safetensors",
