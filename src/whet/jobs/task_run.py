@@ -28,6 +28,7 @@ from whet.jobs.used_again import UsedAgain
 from whet.models import adapters
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
+from whet.models.special_tokens import set_padding
 from whet.objectives.base import Objective
 from whet.store import find
 from whet.watch import printing, record, run_log, stop
@@ -249,7 +250,11 @@ def source_of(job: JobFields) -> ModelSource:
 
 
 def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
-    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter.
+
+    The tokenizer pads as the head reads rows.
+    """
+    set_padding(model, tokenizer, head)
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]
     is_frozen = args.freeze_layers is not None or "freeze_tables" in args.methods  # new tokens need rows that learn
     is_changed = job.resize_token_embeddings or job.lora_r is not None or job.moe_experts is not None

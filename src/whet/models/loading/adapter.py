@@ -41,7 +41,7 @@ from whet.models.loading.load import (
 from whet.models.loading.missing_check import in_short, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.loading.tensor_check import read_header
-from whet.models.special_tokens import align_special_tokens
+from whet.models.special_tokens import align_special_tokens, set_padding
 
 
 def _is_number(value: object) -> bool:
@@ -121,18 +121,27 @@ _PATTERN_S = 2.0
 def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
     """Return the trained model with this head, and its tokenizer; of a folder that `whet export` wrote, that model.
 
-    An adapter stays next to the weights of its model: `base`, or else the one that it names, if its weights are those
-    of the training.
+    The tokenizer pads as the head reads rows. An adapter stays next to the weights of its model: `base`, or else the
+    one that it names, if its weights are those of the training.
     """
-    if not is_adapter(name):
-        if base is not None:
-            raise _no_adapter(name, base)
-        source = ModelSource(model=name, flag="--model")
-        tokenizer = load_tokenizer(source)
-        if exported.about_folder(name) is not None:
-            return exported.load_exported(name, head), tokenizer
-        return load_model(source, head, trained=True), tokenizer
-    folder = Path(name)
+    model, tokenizer = _adapted(Path(name), head, base) if is_adapter(name) else _complete(name, head, base)
+    set_padding(model, tokenizer, head)
+    return model, tokenizer
+
+
+def _complete(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
+    """Return a model that is no adapter, and its tokenizer."""
+    if base is not None:
+        raise _no_adapter(name, base)
+    source = ModelSource(model=name, flag="--model")
+    tokenizer = load_tokenizer(source)
+    if exported.about_folder(name) is not None:
+        return exported.load_exported(name, head), tokenizer
+    return load_model(source, head, trained=True), tokenizer
+
+
+def _adapted(folder: Path, head: heads.Head, base: str | None) -> tuple[Any, Any]:
+    """Return the adapter's model with its adapter, and the tokenizer of the two."""
     settings = settings_of(folder)
     if settings.get("task_type") != head.peft:
         found = head_of_adapter(settings, folder, (*heads.OF_ENCODERS, heads.CAUSAL_LM))
