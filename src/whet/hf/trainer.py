@@ -11,10 +11,13 @@ import ast
 import copy
 import functools
 import inspect
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +25,15 @@ from typing import Any
 import torch
 import transformers
 from accelerate.utils import DistributedType
+from huggingface_hub import HfApi
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
 from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.utils import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
@@ -49,6 +54,7 @@ from whet.hf.state import (
     read_state,
     set_random_state,
 )
+from whet.jobs.hub_upload import MODEL_FILES
 from whet.kernels import allocator
 from whet.kernels.adamw import gradient_norm
 from whet.kernels.random import generators_kept
@@ -73,6 +79,10 @@ from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
 
+_ARGUMENTS = "training_args.json"
+_STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
+"""What is never uploaded of an output folder: checkpoints, abandoned and half written ones too, what is hidden, and the
+pickle of an earlier training by transformers, which holds its hub_token."""
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
 
@@ -496,7 +506,7 @@ class Trainer(transformers.Trainer):
             logger.warning("training continues without this checkpoint: %s", error)
             return
         if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(target))
+            self._push_from_checkpoint(str(target))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             write.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
@@ -525,11 +535,6 @@ class Trainer(transformers.Trainer):
             inner = getattr(self.optimizer, "optimizer", self.optimizer)
             finite.require_finite(self.model, inner, f"after step {self.state.global_step}")
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload a checkpoint once it has its name, not while it is being written."""
-        if self._saving_to is None:
-            super()._push_from_checkpoint(checkpoint_folder)
-
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model's files all or none, and the arguments as JSON in place of a pickle."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
@@ -547,7 +552,7 @@ class Trainer(transformers.Trainer):
             self.args = args
         if self.args.should_save:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
+            (folder / _ARGUMENTS).write_text(self.args.to_json_string() + "\n", "utf-8")
 
     @property
     def _by_engine(self) -> bool:
@@ -602,6 +607,84 @@ class Trainer(transformers.Trainer):
             set_random_state(own, self.args.device)
         elif checkpoint is not None:
             logger.warning("%s has no random states of rank %d: dropout differs", checkpoint, self.args.process_index)
+
+    # ---- The hub ----
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **named: Any,
+    ) -> Any:
+        """Upload the model, and what lies next to it but for checkpoints, as transformers' Trainer does; see there."""
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        private = {"private": named.pop("private")} if "private" in named else {}
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, **private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        named.setdefault("model_name", Path(self.args.hub_model_id or self.args.output_dir).name)
+        if own := getattr(self.model, "model_tags", None):
+            given = named.get("tags") or []
+            named["tags"] = [*dict.fromkeys([*([given] if isinstance(given, str) else given), *own])]
+        self.create_model_card(**named)
+        self._finish_current_push()
+        return self._upload(
+            self.args.output_dir, commit_message, run_as_future=not blocking,
+            token=token or self.args.hub_token, revision=revision or self.args.hub_revision,
+        )  # fmt: skip
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upload the model of a checkpoint, and the checkpoint if hub_strategy asks for it, in the background.
+
+        transformers calls this while the checkpoint is being written: nothing is uploaded before it has its name. Its
+        model is copied into the output folder, with the arguments as JSON; transformers pickles them with the token.
+        """
+        args = self.args
+        if self._saving_to is not None or not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        running: PushInProgress | None = self.push_in_progress
+        if not args.hub_always_push and running is not None and not running.is_done():
+            return
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        folder = Path(checkpoint_folder)
+        output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        by_step = args.save_strategy == SaveStrategy.STEPS
+        done = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
+        message = f"Training in progress, {done}"
+        more = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
+        jobs = [self._upload(args.output_dir, message, **more)]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
+            jobs.append(self._upload(str(folder), f"{message}, checkpoint", path_in_repo=name, **more))
+        if running is None or running.is_done():
+            self.push_in_progress = PushInProgress(jobs)
+        else:
+            running.jobs.extend(jobs)
+
+    def _copy_model(self, checkpoint: Path, folder: Path) -> None:
+        """Copy the files of a checkpoint that belong to its model, with the tokenizer and the arguments."""
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        for path in [one for one in checkpoint.rglob("*") if one.is_file()]:
+            name = path.relative_to(checkpoint)
+            if any(fnmatchcase(name.as_posix(), one) for one in (*MODEL_FILES, _ARGUMENTS)):
+                (folder / name.parent).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / name)
+
+    @functools.cached_property
+    def _hub(self) -> HfApi:
+        """The client of all uploads: those in the background follow each other."""
+        return HfApi(library_name="whet")
+
+    def _upload(self, folder: str, message: str | None, **more: Any) -> Any:
+        return self._hub.upload_folder(
+            repo_id=self.hub_model_id, folder_path=folder, commit_message=message, ignore_patterns=[*_STAYS_HERE],
+            **more,
+        )  # fmt: skip
 
 
 def _change(model: nn.Module, args: Any) -> None:
