@@ -263,12 +263,19 @@ class Trainer(transformers.Trainer):
         return (found[0] * part, found[1]) if return_outputs else found * part
 
     def _part_of_step(self, inputs: Any, n_labels: Any) -> Any:
-        """Return the part of the step's labels that are this micro-batch's; None if the loss is divided already."""
+        """Return the part of the step's labels that are this micro-batch's; None if the loss is divided already.
+
+        For a class whose loss transformers divides by the number of micro-batches, the part is that much larger.
+        """
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         divided = not self.model_accepts_loss_kwargs or self.compute_loss_func or self.label_smoother is not None
         if n_labels is None or not isinstance(labels, torch.Tensor) or divided or self.args.n_gpu > 1:
             return None
-        return labels.ne(-100).sum() / n_labels if _returns_own_mean(type(unwrapped(self.model))) else None
+        if not _returns_own_mean(type(unwrapped(self.model))):
+            return None
+        part = labels.ne(-100).sum() / n_labels
+        is_divided_later = _KNOWS_SCALED and self.loss_is_scaled_for_ga is False
+        return part * self.current_gradient_accumulation_steps if is_divided_later else part
 
     def _targets_of(self, inputs: Any, *, loss_alone: bool = False) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
@@ -725,6 +732,8 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
 
 
+_KNOWS_SCALED = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")
+"""Whether a class may say that its loss is still to be divided by the number of micro-batches: 5.18 ignores it."""
 _LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsLoss", "MSELoss")
 
 
