@@ -410,6 +410,28 @@ def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
         whet.TrainingArguments(str(tmp_path), fp16_backend="apex")
 
 
+def test_older_names_lose_no_value_to_each_other(tmp_path: Path) -> None:
+    """No warm-up steps leave the ratio, as in the releases that had it, and two settings of accelerate are two."""
+    for given in ({"warmup_steps": 0, "warmup_ratio": 0.1}, {"warmup_ratio": 0.1, "warmup_steps": 0}):
+        assert whet.TrainingArguments(str(tmp_path), **given).warmup_steps == 0.1
+    assert whet.TrainingArguments(str(tmp_path), warmup_steps=7, warmup_ratio=0.1).warmup_steps == 7
+    assert whet.TrainingArguments(str(tmp_path), warmup_steps=0, warmup_ratio=0.0).warmup_steps == 0
+    both = whet.TrainingArguments(str(tmp_path), dispatch_batches=False, split_batches=True).accelerator_config
+    assert (both.dispatch_batches, both.split_batches) == (False, True)
+    with pytest.raises(whet.ConfigError, match="accelerator_config is given twice"):
+        whet.TrainingArguments(str(tmp_path), split_batches=True, accelerator_config={"even_batches": False})
+
+
+def test_folder_of_tensorboard_is_that_of_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "of-the-environment"))
+    for name, more in (("named", {"logging_dir": str(tmp_path / "events")}), ("other", {})):
+        args = arguments(tmp_path / name, max_steps=1, save_strategy="no", report_to="tensorboard", **more)
+        whet.Trainer(classifier(), args, pad, rows()).train()
+    folders = {path.parent.name for path in tmp_path.rglob("events.out.*")}
+    assert folders == {"events", "of-the-environment"}
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     "optim", ["auto", "adamw_whet", "adamw_whet_8bit", "adamw_hf", "adamw_anyprecision", "muon", "adamw_torch", "sgd"]

@@ -127,6 +127,10 @@ class Trainer(transformers.Trainer):
         if record.NAME in (args.report_to or ()):
             integration_utils.INTEGRATION_TO_CALLBACK.setdefault(record.NAME, record.RecordCallback)
         super().__init__(model, args, *more, **named)
+        if folder := getattr(args, "logging_dir", None):
+            for one in self.callback_handler.callbacks:
+                if isinstance(one, integration_utils.TensorBoardCallback):
+                    one.logging_dir = str(Path(folder).expanduser())
         self._change_model()
         if self.args.device.type == "cpu":
             allocator.keep_freed_memory()
