@@ -87,6 +87,18 @@ _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A step that has begun: what a run that stops within it resumes from."""
+
+    step: int
+    """The steps before it."""
+    place: tuple[int, int]
+    """The epoch of its first micro-batch, and the steps before it in that epoch."""
+    random: Any
+    """The random states before its first micro-batch."""
+
+
 class Trainer(transformers.Trainer):
     """transformers' Trainer, whose models run without padding and whose checkpoints are atomic, sealed and plain.
 
@@ -108,8 +120,8 @@ class Trainer(transformers.Trainer):
     """The staging folder of the checkpoint that is being written."""
     _products: torch.dtype | None = None
     """What `precision="auto"` chose: a format narrower than float32, or None."""
-    _random_of_step: Any = None
-    """The random states before the first micro-batch of a step that has begun."""
+    _begun: _Begun | None = None
+    """The last step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
     _encoders: tuple[nn.Module, list[nn.Module]] | None = None
@@ -166,10 +178,11 @@ class Trainer(transformers.Trainer):
         hears = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if hears else nullcontext()
         with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
-            folder = folder_to_resume(resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero())
-            self._folders = Folders(output_dir, folder, is_first=self.is_world_process_zero())
+            is_first = self.is_world_process_zero()
+            folder = folder_to_resume(resume_from_checkpoint, output_dir, is_first=is_first, cleans_up=writes)
+            self._folders = Folders(output_dir, folder, is_first=is_first)
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
-            self._random_of_step, self._flops = None, None
+            self._begun, self._flops = None, None
             self._norms = GradientNorms(getattr(self.args, "max_nonfinite_steps", 0))
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
@@ -238,13 +251,28 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradient of a micro-batch; training may stop here, between two micro-batches."""
-        first = self._random_of_step is None or self._random_of_step[0] != self.state.global_step
+        first = self._step_begun is None
         if first:
-            self._random_of_step = (self.state.global_step, random_state(self.args.device))
+            self._begun = _Begun(self.state.global_step, self._place, random_state(self.args.device))
         if first or self.args.world_size == 1:
             self._stop_if_asked()
         with self._targets_of(inputs, loss_alone=self._has_plain_loss() and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
+
+    @property
+    def _step_begun(self) -> _Begun | None:
+        """The step that has begun and is not complete.
+
+        A stream may end within a step, whose gradient transformers carries into the next epoch.
+        """
+        begun = self._begun
+        return begun if begun is not None and begun.step == self.state.global_step else None
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The epoch in which the next step begins, or the present one has begun, and the steps before it there."""
+        begun = self._step_begun
+        return (self._epoch[0], self.state.global_step - self._epoch[1]) if begun is None else begun.place
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
         """Return loss, predictions and labels of a batch, as transformers' Trainer does."""
@@ -294,7 +322,6 @@ class Trainer(transformers.Trainer):
         return self._encoders[1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
-        self._random_of_step = None  # the step is complete
         self._norms.release()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
@@ -503,7 +530,7 @@ class Trainer(transformers.Trainer):
             "n_ranks": self.args.world_size,
             "seed": self.args.seed,
             _PRECISION: "fp32" if self._products is None else "bf16",
-            _EPOCH: [self._epoch[0], step - self._epoch[1]],
+            _EPOCH: [*self._place],
         }
         if self.args.save_only_model:
             facts[manifest.ONLY_MODEL] = True
@@ -584,8 +611,8 @@ class Trainer(transformers.Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the random states of all ranks; in the middle of a step, those before it began."""
-        kept = self._random_of_step
-        own = random_state(self.args.device) if kept is None else kept[1]
+        begun = self._step_begun
+        own = random_state(self.args.device) if begun is None else begun.random
         states = between_ranks.gather(own, schema.json_object)
         if self.args.should_save:
             write_state(Path(output_dir), RANDOM, {str(rank): one for rank, one in enumerate(states)})
