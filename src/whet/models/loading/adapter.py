@@ -27,7 +27,7 @@ from whet.models import adapters, finite
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import exported, heads
-from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
+from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, file_of_run, read_object
 from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import (
     Labels,
@@ -335,12 +335,6 @@ def tokenizer_source(source: ModelSource, folder: Path) -> ModelSource:
     return ModelSource(
         model=str(folder), config=source.model, revision=source.revision, flag="--adapter", beside_adapter=True
     )
-
-
-def file_of_run(folder: Path, name: str) -> Path | None:
-    """Return this file of the run: a checkpoint's lies in the folder around it, if not next to the adapter."""
-    places = [folder, folder.resolve().parent] if folder.resolve().name.startswith("checkpoint-") else [folder]
-    return next((place / name for place in places if (place / name).exists()), None)
 
 
 def head_of_adapter(settings: dict[str, Any], folder: Path, known: Iterable[heads.Head]) -> heads.Head:
