@@ -33,7 +33,7 @@ from transformers import trainer
 from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
-from transformers.utils import PushInProgress
+from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
@@ -684,7 +684,7 @@ class Trainer(transformers.Trainer):
         args = self.args
         if self._saving_to is not None or not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
             return
-        running: PushInProgress | None = self.push_in_progress
+        running: Any = self.push_in_progress
         if not args.hub_always_push and running is not None and not running.is_done():
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
@@ -694,7 +694,7 @@ class Trainer(transformers.Trainer):
         done = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
         message = f"Training in progress, {done}"
         more = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
-        jobs = [self._upload(args.output_dir, message, **more)]
+        jobs: Any = [self._upload(args.output_dir, message, **more)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
             jobs.append(self._upload(str(folder), f"{message}, checkpoint", path_in_repo=name, **more))
@@ -719,8 +719,9 @@ class Trainer(transformers.Trainer):
         return HfApi(library_name="whet")
 
     def _upload(self, folder: str, message: str | None, **more: Any) -> Any:
+        name: Any = self.hub_model_id
         return self._hub.upload_folder(
-            repo_id=self.hub_model_id, folder_path=folder, commit_message=message, ignore_patterns=[*_STAYS_HERE],
+            repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*_STAYS_HERE],
             **more,
         )  # fmt: skip
 
