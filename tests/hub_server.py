@@ -1,6 +1,6 @@
-"""A hub on this machine: as much of its HTTP interface as huggingface_hub's client needs to make and fill repositories.
+"""A hub on this machine: as much of its HTTP interface as huggingface_hub's client needs to make, fill and read it.
 
-The client is the real one. What it commits is in `repositories`, by name and path, as bytes.
+The client is the real one. What it commits, and what it can download, is in `repositories`, by name and path, as bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from huggingface_hub import RepoCard
+import pytest
+from huggingface_hub import RepoCard, constants
+from transformers.utils import hub as transformers_hub
+
+from whet.models.loading import hub as hub_names
 
 TOKEN = "hf_" + "a" * 34
+COMMIT = "0" * 40
 
 
 class Hub:
@@ -58,19 +63,32 @@ def _odd_names(card: str) -> list[str]:
     return [one for one in named if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", one)]
 
 
+def _id_of(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             pass
 
         def _answer(self, content: Any = None, status: int = 200) -> None:
-            body = json.dumps({} if content is None else content).encode()
+            self._send(json.dumps({} if content is None else content).encode(), status, "application/json")
+
+        def _send(self, body: bytes, status: int, kind: str, **headers: str) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
+
+        def _file(self, path: str) -> None:
+            name, _, place = path.removeprefix("/").partition("/resolve/")
+            content = hub.repositories[name][place.partition("/")[2]]
+            self._send(content, 200, "application/octet-stream", ETag=f'"{_id_of(content)}"', X_Repo_Commit=COMMIT)
 
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
@@ -89,7 +107,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             return False
 
         def do_HEAD(self) -> None:
-            self._answer()
+            path = self.path.partition("?")[0]
+            self._file(path) if "/resolve/" in path else self._answer()
 
         def do_PUT(self) -> None:
             content = self._body()
@@ -101,11 +120,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if path.startswith("/api/models/") and "/tree/" in path:
                 name = path.removeprefix("/api/models/").partition("/tree/")[0]
                 files = hub.repositories[name]
-                self._answer([{"type": "file", "path": one, "size": len(files[one]), "oid": "0"} for one in files])
+                found = [(one, files[one]) for one in files]
+                self._answer(
+                    [{"type": "file", "path": one, "size": len(held), "oid": _id_of(held)} for one, held in found]
+                )
             elif path.startswith("/api/models/"):
                 name = path.removeprefix("/api/models/").partition("/revision/")[0]
                 siblings = [{"rfilename": one} for one in hub.repositories[name]]
-                self._answer({"id": name, "sha": "0" * 40, "siblings": siblings})
+                self._answer({"id": name, "sha": COMMIT, "siblings": siblings})
+            elif "/resolve/" in path:
+                self._file(path)
             else:
                 self._answer()
 
@@ -131,7 +155,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                      "shouldIgnore": False, "oid": None}
                     for one in files
                 ]  # fmt: skip
-                self._answer({"files": modes, "commitOid": "0" * 40})
+                self._answer({"files": modes, "commitOid": COMMIT})
             elif path.endswith("/info/lfs/objects/batch"):
                 wanted = json.loads(content)["objects"]
                 href = f"{hub.url}/put"
@@ -167,3 +191,19 @@ def running() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def taken_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Run a hub within the block, which the client of this process takes for the hub."""
+    with running() as hub:
+        url = constants.HUGGINGFACE_CO_URL_TEMPLATE
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url.replace(constants.ENDPOINT, hub.url))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(transformers_hub, "_hf_api", None, raising=False)  # it keeps the address of the hub
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        hub_names.unreachable.cache_clear()
+        yield hub
+    hub_names.unreachable.cache_clear()

@@ -15,6 +15,16 @@ _CONSTANT = re.compile(_OR_STRING + r"(?P<found>NaN|-?Infinity)", re.DOTALL)
 _LONG_NUMBER = re.compile(_OR_STRING + r"(?P<found>-?\d{1000,})", re.DOTALL)
 
 
+def with_plain_ends(lines: str) -> str:
+    """Return JSON lines in which each end of a line but LF is escaped: Unicode knows more, and readers split at them.
+
+    Such characters stand in texts alone, and JSON escapes the other ones there by itself.
+    """
+    for end in "\x85\u2028\u2029":
+        lines = lines.replace(end, f"\\u{ord(end):04x}")
+    return lines
+
+
 class BadJson(Exception):  # noqa: N818 - whoever reads a file makes a WhetError of it
     """The text is not JSON. The caller adds the name of the file."""
 

@@ -23,7 +23,6 @@ from text_tasks import topic_rows, words, write_csv
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_STOPPED_AND_SAVED
 from whet.jobs import model_card
-from whet.models.loading import hub as hub_names
 from whet.watch import stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, about the hub's client
@@ -33,14 +32,8 @@ TRAINED = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_conf
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.Hub]:
     """A hub on this machine, which the client of this process takes for the hub."""
-    with hub_server.running() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
-        hub_names.unreachable.cache_clear()
+    with hub_server.taken_for_the_hub(monkeypatch) as hub:
         yield hub
-    hub_names.unreachable.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -298,6 +298,37 @@ def test_split_of_a_step_leaves_its_loss(n_ranks: int, n_micro: int, task: str, 
     assert json.loads((split / "log.json").read_text()) == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.skipif(
+    not hasattr(transformers.Trainer, "loss_is_scaled_for_ga"), reason="this transformers does not know the attribute"
+)
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_class_whose_loss_is_divided_later_has_the_gradient_of_all_labels(n_ranks: int, tmp_path: Path) -> None:
+    """As `compute_loss` of transformers asks for: its loss is the mean of a micro-batch."""
+
+    class Later(whet.Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            return super().compute_loss(*given, **named)
+
+    def train(kind: Any, folder: Path, n_micro: int, n_rows: int) -> None:
+        model = classifier(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        args = arguments(
+            folder, per_device_train_batch_size=n_rows, gradient_accumulation_steps=n_micro, max_steps=3,
+            save_strategy="no", max_grad_norm=1e6,
+        )  # fmt: skip
+        trainer = kind(model, args, pad, rows(24))
+        trainer.train()
+        log = [entry[name] for entry in trainer.state.log_history[:-1] for name in ("loss", "grad_norm")]
+        (folder / "log.json").write_text(json.dumps(log))
+
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    assert forked(lambda _: train(whet.Trainer, whole, 1, 8), whole) == [0], output(whole)
+    assert forked(lambda _: train(Later, split, 2, 4 // n_ranks), split, n_ranks) == [0] * n_ranks, output(split)
+    wanted = json.loads((whole / "log.json").read_text())
+    assert json.loads((split / "log.json").read_text()) == pytest.approx(wanted, rel=1e-4)
+
+
 class OwnLoss(nn.Module):
     """A model around an encoder of transformers, with a loss of its own: a sum, and a term of another kind."""
 
@@ -377,6 +408,28 @@ def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
         whet.TrainingArguments(str(tmp_path), evaluation_strategy="steps", eval_strategy="no")
     with pytest.raises(whet.ConfigError, match="fp16_backend"):
         whet.TrainingArguments(str(tmp_path), fp16_backend="apex")
+
+
+def test_older_names_lose_no_value_to_each_other(tmp_path: Path) -> None:
+    """No warm-up steps leave the ratio, as in the releases that had it, and two settings of accelerate are two."""
+    for given in ({"warmup_steps": 0, "warmup_ratio": 0.1}, {"warmup_ratio": 0.1, "warmup_steps": 0}):
+        assert whet.TrainingArguments(str(tmp_path), **given).warmup_steps == 0.1
+    assert whet.TrainingArguments(str(tmp_path), warmup_steps=7, warmup_ratio=0.1).warmup_steps == 7
+    assert whet.TrainingArguments(str(tmp_path), warmup_steps=0, warmup_ratio=0.0).warmup_steps == 0
+    both = whet.TrainingArguments(str(tmp_path), dispatch_batches=False, split_batches=True).accelerator_config
+    assert (both.dispatch_batches, both.split_batches) == (False, True)
+    with pytest.raises(whet.ConfigError, match="accelerator_config is given twice"):
+        whet.TrainingArguments(str(tmp_path), split_batches=True, accelerator_config={"even_batches": False})
+
+
+def test_folder_of_tensorboard_is_that_of_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "of-the-environment"))
+    for name, more in (("named", {"logging_dir": str(tmp_path / "events")}), ("other", {})):
+        args = arguments(tmp_path / name, max_steps=1, save_strategy="no", report_to="tensorboard", **more)
+        whet.Trainer(classifier(), args, pad, rows()).train()
+    folders = {path.parent.name for path in tmp_path.rglob("events.out.*")}
+    assert folders == {"events", "of-the-environment"}
 
 
 @pytest.mark.each_value

@@ -206,6 +206,41 @@ def test_training_of_a_new_pod_continues_and_the_next_one_in_its_folder_begins(t
     assert (tmp_path / "began").read_text() == "0 4 0 "
 
 
+@pytest.mark.parametrize("kind", ["stopped in the next epoch", "killed after the end of an epoch"])
+def test_stream_that_ends_within_a_step_resumes_bitwise(kind: str, tmp_path: Path) -> None:
+    """transformers carries the gradient of an epoch's last micro-batches, two of ten, into the first step of the next.
+
+    Of the step that has begun, a checkpoint holds nothing: it begins again at its first micro-batch.
+    """
+    changes: dict[str, Any] = {
+        "gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "max_steps": 6, "save_strategy": "epoch"
+    }  # fmt: skip
+    if kind == "stopped in the next epoch":
+        cut, code, saved = SignalAt("on_epoch_begin", 2, signal.SIGTERM), 75, {"save_strategy": "steps"}
+    else:
+        cut, code, saved = KillAt("on_step_end", 3), -signal.SIGKILL, {}
+    whole, rest = tmp_path / "whole", tmp_path / "cut"
+    assert forked(lambda _: stream(whole, **changes).train(), tmp_path / "w") == [0], output(tmp_path / "w")
+    before = functools.partial(stream, rest, cut, **changes | {"save_steps": 100} | saved)
+    assert forked(lambda _: before().train(), tmp_path / "c") == [code], output(tmp_path / "c")
+    assert [path.name for path in rest.glob("checkpoint-*")] == ["checkpoint-2"]
+    again = forked(lambda _: stream(rest, **changes).train(resume_from_checkpoint=True), tmp_path / "r")
+    assert again == [0], output(tmp_path / "r")
+    assert same(weights(whole / "checkpoint-6"), weights(rest / "checkpoint-6"))
+
+
+def test_training_that_saves_nothing_leaves_the_checkpoint_that_another_run_writes(tmp_path: Path) -> None:
+    class Interrupted(whet.Trainer):
+        def _save_rng_state(self, output_dir: str) -> None:
+            other = forked(lambda _: classify(tmp_path, save_strategy="no", max_steps=1).train(), tmp_path / "other")
+            assert other == [0], output(tmp_path / "other")
+            super()._save_rng_state(output_dir)
+
+    Interrupted(classifier(), arguments(tmp_path, max_steps=4), pad, rows()).train()
+    assert (tmp_path / "checkpoint-4" / "model.safetensors").is_file()
+    classify(tmp_path, max_steps=5).train(resume_from_checkpoint=True)
+
+
 def test_handlers_of_the_program_stay(tmp_path: Path) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))

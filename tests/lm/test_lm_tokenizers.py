@@ -5,6 +5,7 @@ Llama 2 and Gemma have the first kind, Llama 3, Qwen and GPT-2 the others.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+import hub_server
 from text_tasks import SAILING, write_lines
 from whet.jobs.tokenising.cache import Cache
+from whet.models.loading.load import ModelSource, load_tokenizer
 from whet.tasks.lm.examples import read_file
 from whet.tasks.lm.job import RowMaker
 
@@ -104,3 +107,21 @@ def test_cached_rows_without_an_end_are_not_those_of_end_0(tmp_path: Path) -> No
     without = rows_of(tokenizer, file)
     tokenizer.eos_token = "<s>"
     assert [row["input_ids"] for row in rows_of(tokenizer, file)] == [[*row["input_ids"], 0] for row in without]
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, about the hub's client
+def test_chat_templates_of_a_model_on_the_hub_are_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They win over an older one in tokenizer_config.json, as in transformers; those of other folders are not read."""
+    tokenizer_of(metaspace()).save_pretrained(tmp_path / "saved")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    settings = json.loads(files["tokenizer_config.json"]) | {"chat_template": "older"}
+    files |= {"tokenizer_config.json": json.dumps(settings).encode(), "chat_template.jinja": b"newer"}
+    files |= {"onnx/chat_template.jinja": b"other", "additional_chat_templates/own.py": b"raise SystemExit"}
+    with hub_server.taken_for_the_hub(monkeypatch) as hub:
+        for name, more in (("one", {}), ("several", {"additional_chat_templates/tools.jinja": b"with tools"})):
+            hub.repositories[f"me/{name}"] = files | more
+            tokenizer = load_tokenizer(ModelSource(model=f"me/{name}", cache_dir=str(tmp_path / "cache")))
+            assert tokenizer.chat_template == ("newer" if not more else {"default": "newer", "tools": "with tools"})
+    held = {path.name for path in (tmp_path / "cache").rglob("*")}
+    assert "chat_template.jinja" in held
+    assert not held & {"onnx", "own.py"}

@@ -118,7 +118,9 @@ def test_only_files_without_code_are_downloaded(monkeypatch: pytest.MonkeyPatch,
 
     repository = ["config.json", "model.safetensors", "pytorch_model.bin", "own.py", "vocab.txt", "tokenizer.json",
                   "onnx/model.onnx", "onnx/config.json", "fp16/model.safetensors", "training_args.bin", "x.pkl",
-                  "model.safetensors.index.json", "README.md", "tf_model.h5", "spiece.model"]  # fmt: skip
+                  "model.safetensors.index.json", "README.md", "tf_model.h5", "spiece.model", "chat_template.jinja",
+                  "additional_chat_templates/tools.jinja", "additional_chat_templates/own.py",
+                  "original/tokenizer.model", "onnx/chat_template.jinja"]  # fmt: skip
     taken: list[set[str]] = []
 
     def download(name: str, **options: object) -> str:
@@ -133,6 +135,7 @@ def test_only_files_without_code_are_downloaded(monkeypatch: pytest.MonkeyPatch,
     load_tokenizer(source)
     load_qa_model(source)
     jsons = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
-    assert taken[0] == jsons | {"vocab.txt", "spiece.model"}
+    templates = {"chat_template.jinja", "additional_chat_templates/tools.jinja"}
+    assert taken[0] == jsons | {"vocab.txt", "spiece.model"} | templates
     assert taken[1:] == [{"config.json"}, jsons | {"model.safetensors"}]
     assert "hf_secret" not in repr(source)

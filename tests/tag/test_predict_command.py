@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO, EXIT_NON_FINITE, NonFiniteError
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
+from whet.jobs.predict.trained import read_reading
 
 CLOSE = 1e-4
 """Scores of whet's operators and of transformers' differ by float32 rounding, through two layers."""
@@ -207,6 +210,39 @@ def test_windows_of_a_long_text_are_pooled_as_asked(classifier: Path, tmp_path: 
     pooled = logits.mean(0) if pooling == "mean" else logits.max(0).values
     (line,) = load_lines(output)
     assert line["score"] == pytest.approx(float(pooled.softmax(-1).max()), abs=CLOSE)
+
+
+def test_lines_are_split_by_every_reader(tagger: Path, tmp_path: Path) -> None:
+    """Unicode knows more ends of a line than LF, and Python's splitlines splits at them; JSON can escape them."""
+    tokens = ["the", "bo\u2028at", "lay\u2029", "\x85there"]
+    file, output = write_lines(tmp_path / "new.jsonl", [{"tokens": tokens}] * 2), tmp_path / "tags.jsonl"
+    assert run(["predict", str(tagger), "--file", str(file), "--output", str(output)]) == 0
+    assert [json.loads(line)["tokens"] for line in output.read_text("utf-8").splitlines()] == [tokens] * 2
+
+
+def test_settings_come_from_the_training_of_the_model_alone(classifier: Path, tmp_path: Path) -> None:
+    """Those of the folder around it belong to another model, unless it is a checkpoint of that training."""
+    out = tmp_path / "out"
+    shutil.copytree(classifier, out)
+    for name in ("mine", "checkpoint-60"):
+        shutil.copytree(classifier, out / name, ignore=shutil.ignore_patterns("whet_task.json"))
+    rows = [{"said": f"{row['text']} {row['text']}", "text": row["text"]} for row in topic_rows()]
+    file, found = write_lines(tmp_path / "new.jsonl", rows), {}
+    for name in (".", "mine", "checkpoint-60"):
+        output = tmp_path / f"{name}.jsonl"
+        asked = ["predict", str(out / name), "--file", str(file), "--output", str(output)]
+        assert run([*asked, "--max_seq_length", "32"]) == 0
+        found[name] = [line["score"] for line in load_lines(output)]
+    assert found["checkpoint-60"] == found["."]  # of said
+    assert found["mine"] != found["."]  # of text
+
+
+def test_settings_of_this_folder_are_not_those_of_a_name_on_the_hub(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(classifier / "whet_task.json", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert read_reading(Path("checkpoint-60")) == read_reading(Path("bert-base-uncased")) == {}
 
 
 def _asked(classifier: Path, folder: Path, output: object) -> list[str]:

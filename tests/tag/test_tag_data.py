@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from pyarrow import parquet
 from transformers import AutoTokenizer
 
 from text_tasks import save_encoder, write_lines
+from whet.data.store import RowStore
 from whet.errors import DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker, WordRows
@@ -209,3 +211,16 @@ def test_labels_stand_at_the_pieces_that_run_ner_labels(tmp_path: Path, all_piec
     assert labels.tolist() == wanted
     assert len(wanted) > 5 + 4, "no word has several pieces"
     assert np.array_equal(rows.first_pieces(0)[0], [0, 1, 2])
+
+
+def test_words_of_all_rows_are_found_in_time_linear_in_the_tokens() -> None:
+    """A tenth of a second; with the first pieces of all rows found again for each row, most of a minute."""
+    n_rows, n_tokens = 20_000, 20
+    starts = np.arange(n_rows + 1, dtype=np.int64) * n_tokens
+    word_of = np.tile(np.repeat(np.arange(n_tokens // 2), 2), n_rows)
+    rows = WordRows(RowStore(starts, {"input_ids": np.zeros_like(word_of)}), word_of, np.arange(n_rows))
+    began = time.process_time()
+    found = [rows.first_pieces(row) for row in range(n_rows)]
+    assert time.process_time() - began < 5
+    assert all(np.array_equal(words, np.arange(n_tokens // 2)) for words, _ in found)
+    assert all(np.array_equal(places, np.arange(0, n_tokens, 2)) for _, places in found)

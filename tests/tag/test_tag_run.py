@@ -96,6 +96,19 @@ def test_plain_tags_are_judged_by_accuracy_and_macro_f1(word_encoder: Path, tmp_
     assert "eval_f1" not in results
 
 
+def test_metrics_of_each_entity_are_refused_for_plain_tags(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"tokens": row["tokens"], "tags": ["DET" if token == "the" else "X" for token in row["tokens"]]}
+            for row in _sentences()]  # fmt: skip
+    file = write_lines(tmp_path / "plain.jsonl", rows)
+    line = words("tag", word_encoder, tmp_path / "out", "--do_train", train_file=file, max_steps=1)
+    assert run([*line, "--return_entity_level_metrics"]) == EXIT_BAD_CONFIG
+    said = " ".join(capsys.readouterr().err.split())
+    assert "return_entity_level_metrics would change nothing here" in said
+    assert "plain tags: DET, X" in said
+
+
 def test_unknown_tags_in_the_evaluation_end_the_run(
     tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

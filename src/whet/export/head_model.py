@@ -27,6 +27,7 @@ from whet.jobs.tokenising.encode import row_length
 from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
+from whet.models.special_tokens import set_padding
 from whet.store.weights import save_processing
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.types import Answers, Questions
@@ -70,6 +71,7 @@ class HeadModel:
         judged = _judged(asked, task, data, folder, work / "judged")
         calibration = _calibration(asked, data, judged)
         model = load_model(source, task.head, trained=True).eval()
+        set_padding(model, tokenizer, task.head)
         names = inputs_of(model, tokenizer)
         rows = Rows(tokenizer, names, row_length(data.settings.max_seq_length, tokenizer, model))
         checked = _chosen(judged, check.N_ROWS)

@@ -24,8 +24,9 @@ from whet.export.arguments import ExportArguments
 from whet.jobs.fields import JobFields
 from whet.jobs.predict.trained import read_reading
 from whet.jobs.task import Task
-from whet.models.loading.adapter import file_of_run
+from whet.models.loading.folder_check import file_of_run
 from whet.models.loading.tokenizer_check import rust_errors
+from whet.models.special_tokens import no_padding_token
 from whet.report import runs
 from whet.watch import printing
 
@@ -179,12 +180,7 @@ def inputs_of(model: Any, tokenizer: Any) -> list[str]:
 def require_padding(tokenizer: Any, model: str) -> None:
     """Refuse a tokenizer that cannot pad: an exported graph reads padded batches."""
     if tokenizer.pad_token is None:
-        raise ConfigError(
-            what="the tokenizer has no padding token",
-            got=model,
-            why="rows of several lengths are one batch of the graph once they are padded",
-            fix="set pad_token in tokenizer_config.json, and pad_token_id in config.json",
-        )
+        raise no_padding_token(model)
 
 
 def padding_of(tokenizer: Any) -> dict[str, Any]:

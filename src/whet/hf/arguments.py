@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
@@ -23,8 +22,6 @@ _THEIRS = frozenset(one.value for one in OptimizerNames)
 """The optimizers that transformers builds."""
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _SAVE_ERRORS = ("stop", "continue")
-_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
-"""The variable in which transformers' callback looks for its folder."""
 _EXACT = "adamw_torch_fused"
 """What transformers reads while it checks settings whose optimizer is whet's: the same rule of the update."""
 
@@ -111,6 +108,13 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
     save_error_policy: str = field(
         default="stop",
         metadata={"help": "What follows if a checkpoint cannot be written: stop, or continue without it."},
+    )
+    logging_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of TensorBoard's files, as in earlier releases of transformers. None: the environment's "
+            "TENSORBOARD_LOGGING_DIR, or runs in the output folder."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -231,6 +235,8 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {one.name: one.default for one in fields(TrainingFields)}
     kept: dict[str, Any] = {}
     problems: list[Problem] = []
+    if given.get("warmup_ratio") and not given.get("warmup_steps"):  # no steps are no number of steps
+        given = {name: value for name, value in given.items() if name != "warmup_steps"}
     for name, value in given.items():
         if _NEWER.get(name) in own and _NEWER[name] not in given:
             kept[_NEWER[name]] = value  # without the warning that transformers would show
@@ -242,8 +248,8 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             found = _TRANSLATIONS[name](value, given)
             twice = sorted(found.keys() & given.keys())
             problems += [_given_twice(name, one) for one in twice]
-            logger.info("%s=%r: an older name, read as %s", name, value, _shown(name, found))
-            kept |= found
+            logger.info("%s=%r: an older name, read as %s", name, value, _shown(found))
+            kept |= {one: {**kept.get(one, {}), **new} if isinstance(new, dict) else new for one, new in found.items()}
         elif name in _COMMANDS_ALONE:
             if value != defaults.get(name):
                 problems.append(_of_commands(name, value))
@@ -264,9 +270,7 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _shown(name: str, found: Mapping[str, Any]) -> str:
-    if name == "logging_dir":
-        return f"{_TENSORBOARD} of the environment"
+def _shown(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in found.items()) or "nothing: it has no effect any more"
 
 
@@ -299,15 +303,8 @@ def _gone(_value: Any, _given: Any) -> dict[str, Any]:
 
 
 def _warmup_ratio(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the share of steps as transformers does now: a number of steps below 1."""
+    """Read the share of steps as transformers does now: a number of steps below 1. Steps that are given win."""
     return {"warmup_steps": float(value)} if value and "warmup_steps" not in given else {}
-
-
-def _logging_dir(value: Any, _given: Any) -> dict[str, Any]:
-    """Hand the folder on to TensorBoard's callback, which reads it from the environment."""
-    if value:
-        os.environ[_TENSORBOARD] = str(value)
-    return {}
 
 
 def _backend(value: Any, _given: Any) -> dict[str, Any]:
@@ -341,7 +338,6 @@ _TRANSLATIONS: Mapping[str, Any] = {
     "torchdynamo": _renamed("torch_compile_backend"),
     "xpu_backend": _backend,
     "warmup_ratio": _warmup_ratio,
-    "logging_dir": _logging_dir,
     "dispatch_batches": _accelerator_config("dispatch_batches"),
     "split_batches": _accelerator_config("split_batches"),
     "use_ipex": _gone,

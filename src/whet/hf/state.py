@@ -451,9 +451,10 @@ def _lift(folder: Path) -> None:
         inside.rmdir()
 
 
-def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool) -> Path | None:
+def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool, cleans_up: bool) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank; None: the training begins at its first step.
 
+    `cleans_up`: this training has the lock of `output_dir`, so that what is half written there is no other run's.
     True and "auto" take the newest intact one of `output_dir`; True raises ValueError if there is none, as in
     transformers. Raises StorageError for a folder that is damaged, that holds the model alone or
     that whet has not written.
@@ -462,7 +463,8 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bo
 
     def look() -> None:
         nonlocal found
-        write.clean_up(output_dir)
+        if cleans_up:
+            write.clean_up(output_dir)
         if isinstance(asked, str) and asked != "auto" and not Path(asked).is_dir():
             raise ValueError(f"Can't find a valid checkpoint at {asked}")  # transformers' own words
         folder = find.to_resume(asked, output_dir)

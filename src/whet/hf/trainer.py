@@ -11,10 +11,13 @@ import ast
 import copy
 import functools
 import inspect
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,16 +25,19 @@ from typing import Any
 import torch
 import transformers
 from accelerate.utils import DistributedType
+from huggingface_hub import HfApi
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
 from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
+from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import StorageError
@@ -73,8 +79,24 @@ from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
 
+_ARGUMENTS = "training_args.json"
+_STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
+"""What is never uploaded of an output folder: checkpoints, abandoned and half written ones too, what is hidden, and the
+pickle of an earlier training by transformers, which holds its hub_token."""
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A step that has begun: what a run that stops within it resumes from."""
+
+    step: int
+    """The steps before it."""
+    place: tuple[int, int]
+    """The epoch of its first micro-batch, and the steps before it in that epoch."""
+    random: Any
+    """The random states before its first micro-batch."""
 
 
 class Trainer(transformers.Trainer):
@@ -98,8 +120,8 @@ class Trainer(transformers.Trainer):
     """The staging folder of the checkpoint that is being written."""
     _products: torch.dtype | None = None
     """What `precision="auto"` chose: a format narrower than float32, or None."""
-    _random_of_step: Any = None
-    """The random states before the first micro-batch of a step that has begun."""
+    _begun: _Begun | None = None
+    """The last step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
     _encoders: tuple[nn.Module, list[nn.Module]] | None = None
@@ -117,6 +139,10 @@ class Trainer(transformers.Trainer):
         if record.NAME in (args.report_to or ()):
             integration_utils.INTEGRATION_TO_CALLBACK.setdefault(record.NAME, record.RecordCallback)
         super().__init__(model, args, *more, **named)
+        if folder := getattr(args, "logging_dir", None):
+            for one in self.callback_handler.callbacks:
+                if isinstance(one, integration_utils.TensorBoardCallback):
+                    one.logging_dir = str(Path(folder).expanduser())
         self._change_model()
         if self.args.device.type == "cpu":
             allocator.keep_freed_memory()
@@ -154,13 +180,12 @@ class Trainer(transformers.Trainer):
         hears = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if hears else nullcontext()
         with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
+            is_first = self.is_world_process_zero()
             asked = find.begins_from(resume_from_checkpoint, output_dir)
-            folder = folder_to_resume(asked, output_dir, is_first=self.is_world_process_zero())
-            self._folders = Folders(
-                output_dir, folder, named=find.is_named(asked), is_first=self.is_world_process_zero()
-            )
+            folder = folder_to_resume(asked, output_dir, is_first=is_first, cleans_up=writes)
+            self._folders = Folders(output_dir, folder, named=find.is_named(asked), is_first=is_first)
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
-            self._random_of_step, self._flops = None, None
+            self._begun, self._flops = None, None
             self._norms = GradientNorms(getattr(self.args, "max_nonfinite_steps", 0))
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
@@ -229,13 +254,28 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradient of a micro-batch; training may stop here, between two micro-batches."""
-        first = self._random_of_step is None or self._random_of_step[0] != self.state.global_step
+        first = self._step_begun is None
         if first:
-            self._random_of_step = (self.state.global_step, random_state(self.args.device))
+            self._begun = _Begun(self.state.global_step, self._place, random_state(self.args.device))
         if first or self.args.world_size == 1:
             self._stop_if_asked()
         with self._targets_of(inputs, loss_alone=self._has_plain_loss() and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
+
+    @property
+    def _step_begun(self) -> _Begun | None:
+        """The step that has begun and is not complete.
+
+        A stream may end within a step, whose gradient transformers carries into the next epoch.
+        """
+        begun = self._begun
+        return begun if begun is not None and begun.step == self.state.global_step else None
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The epoch in which the next step begins, or the present one has begun, and the steps before it there."""
+        begun = self._step_begun
+        return (self._epoch[0], self.state.global_step - self._epoch[1]) if begun is None else begun.place
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
         """Return loss, predictions and labels of a batch, as transformers' Trainer does."""
@@ -258,12 +298,19 @@ class Trainer(transformers.Trainer):
         return (found[0] * part, found[1]) if return_outputs else found * part
 
     def _part_of_step(self, inputs: Any, n_labels: Any) -> Any:
-        """Return the part of the step's labels that are this micro-batch's; None if the loss is divided already."""
+        """Return the part of the step's labels that are this micro-batch's; None if the loss is divided already.
+
+        For a class whose loss transformers divides by the number of micro-batches, the part is that much larger.
+        """
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         divided = not self.model_accepts_loss_kwargs or self.compute_loss_func or self.label_smoother is not None
         if n_labels is None or not isinstance(labels, torch.Tensor) or divided or self.args.n_gpu > 1:
             return None
-        return labels.ne(-100).sum() / n_labels if _returns_own_mean(type(unwrapped(self.model))) else None
+        if not _returns_own_mean(type(unwrapped(self.model))):
+            return None
+        part = labels.ne(-100).sum() / n_labels
+        is_divided_later = _KNOWS_SCALED and self.loss_is_scaled_for_ga is False
+        return part * self.current_gradient_accumulation_steps if is_divided_later else part
 
     def _targets_of(self, inputs: Any, *, loss_alone: bool = False) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
@@ -278,7 +325,6 @@ class Trainer(transformers.Trainer):
         return self._encoders[1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
-        self._random_of_step = None  # the step is complete
         self._norms.release()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
@@ -487,7 +533,7 @@ class Trainer(transformers.Trainer):
             "n_ranks": self.args.world_size,
             "seed": self.args.seed,
             _PRECISION: "fp32" if self._products is None else "bf16",
-            _EPOCH: [self._epoch[0], step - self._epoch[1]],
+            _EPOCH: [*self._place],
         }
         if self.args.save_only_model:
             facts[manifest.ONLY_MODEL] = True
@@ -501,7 +547,7 @@ class Trainer(transformers.Trainer):
             logger.warning("training continues without this checkpoint: %s", error)
             return
         if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(target))
+            self._push_from_checkpoint(str(target))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             write.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
@@ -530,11 +576,6 @@ class Trainer(transformers.Trainer):
             inner = getattr(self.optimizer, "optimizer", self.optimizer)
             finite.require_finite(self.model, inner, f"after step {self.state.global_step}")
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload a checkpoint once it has its name, not while it is being written."""
-        if self._saving_to is None:
-            super()._push_from_checkpoint(checkpoint_folder)
-
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model's files all or none, and the arguments as JSON in place of a pickle."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
@@ -552,7 +593,7 @@ class Trainer(transformers.Trainer):
             self.args = args
         if self.args.should_save:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
+            (folder / _ARGUMENTS).write_text(self.args.to_json_string() + "\n", "utf-8")
 
     @property
     def _by_engine(self) -> bool:
@@ -573,8 +614,8 @@ class Trainer(transformers.Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the random states of all ranks; in the middle of a step, those before it began."""
-        kept = self._random_of_step
-        own = random_state(self.args.device) if kept is None else kept[1]
+        begun = self._step_begun
+        own = random_state(self.args.device) if begun is None else begun.random
         states = between_ranks.gather(own, schema.json_object)
         if self.args.should_save:
             write_state(Path(output_dir), RANDOM, {str(rank): one for rank, one in enumerate(states)})
@@ -607,6 +648,85 @@ class Trainer(transformers.Trainer):
             set_random_state(own, self.args.device)
         elif checkpoint is not None:
             logger.warning("%s has no random states of rank %d: dropout differs", checkpoint, self.args.process_index)
+
+    # ---- The hub ----
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **named: Any,
+    ) -> Any:
+        """Upload the model, and what lies next to it but for checkpoints, as transformers' Trainer does; see there."""
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        private = {"private": named.pop("private")} if "private" in named else {}
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, **private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        named.setdefault("model_name", Path(self.args.hub_model_id or self.args.output_dir).name)
+        if own := getattr(self.model, "model_tags", None):
+            given = named.get("tags") or []
+            named["tags"] = [*dict.fromkeys([*([given] if isinstance(given, str) else given), *own])]
+        self.create_model_card(**named)
+        self._finish_current_push()
+        return self._upload(
+            self.args.output_dir, commit_message, run_as_future=not blocking,
+            token=token or self.args.hub_token, revision=revision or self.args.hub_revision,
+        )  # fmt: skip
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upload the model of a checkpoint, and the checkpoint if hub_strategy asks for it, in the background.
+
+        transformers calls this while the checkpoint is being written: nothing is uploaded before it has its name. Its
+        model is copied into the output folder, with the arguments as JSON; transformers pickles them with the token.
+        """
+        args = self.args
+        if self._saving_to is not None or not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        running: Any = self.push_in_progress
+        if not args.hub_always_push and running is not None and not running.is_done():
+            return
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        folder = Path(checkpoint_folder)
+        output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        by_step = args.save_strategy == SaveStrategy.STEPS
+        done = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
+        message = f"Training in progress, {done}"
+        more = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
+        jobs: Any = [self._upload(args.output_dir, message, **more)]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
+            jobs.append(self._upload(str(folder), f"{message}, checkpoint", path_in_repo=name, **more))
+        if running is None or running.is_done():
+            self.push_in_progress = PushInProgress(jobs)
+        else:
+            running.jobs.extend(jobs)
+
+    def _copy_model(self, checkpoint: Path, folder: Path) -> None:
+        """Copy the files of a checkpoint that belong to its model, with the tokenizer and the arguments."""
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        for path in [one for one in checkpoint.rglob("*") if one.is_file()]:
+            name = path.relative_to(checkpoint)
+            if any(fnmatchcase(name.as_posix(), one) for one in (*MODEL_FILES, _ARGUMENTS)):
+                (folder / name.parent).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / name)
+
+    @functools.cached_property
+    def _hub(self) -> HfApi:
+        """The client of all uploads: those in the background follow each other."""
+        return HfApi(library_name="whet")
+
+    def _upload(self, folder: str, message: str | None, **more: Any) -> Any:
+        name: Any = self.hub_model_id
+        return self._hub.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*_STAYS_HERE],
+            **more,
+        )  # fmt: skip
 
 
 def _change(model: nn.Module, args: Any) -> None:
@@ -647,6 +767,8 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
 
 
+_KNOWS_SCALED = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")
+"""Whether a class may say that its loss is still to be divided by the number of micro-batches: 5.18 ignores it."""
 _LOSSES = ("loss_function", "cross_entropy", "CrossEntropyLoss", "BCEWithLogitsLoss", "MSELoss")
 
 

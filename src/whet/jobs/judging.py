@@ -21,6 +21,7 @@ import numpy as np
 from whet import console
 from whet.engine.engine import Engine
 from whet.jobs.fields import Pooling
+from whet.strict_json import with_plain_ends
 from whet.watch import files as output_files
 from whet.watch import results
 
@@ -196,9 +197,9 @@ def _words(answer: Any) -> str:
 
 
 def _json_lines(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a JSON object a line; what Unicode calls the end of a line is escaped: not all readers know LF alone."""
-    text = "".join(f"{json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)}\n" for line in lines)
-    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085")
+    return with_plain_ends(
+        "".join(f"{json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)}\n" for line in lines)
+    )
 
 
 def _finite(value: Any) -> Any:

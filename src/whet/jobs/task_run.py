@@ -30,6 +30,7 @@ from whet.models import adapters
 from whet.models.experts.settings import settings_of
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
+from whet.models.special_tokens import set_padding
 from whet.objectives.base import Objective
 from whet.store import find
 from whet.store.weights import count_weights
@@ -262,7 +263,11 @@ def source_of(job: JobFields) -> ModelSource:
 
 
 def as_trained(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
-    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter.
+
+    The tokenizer pads as the head reads rows.
+    """
+    set_padding(model, tokenizer, head)
     if settings_of(model.config) is not None:
         require_goes_with_saved_experts(job, args)
     grows = n_tokens(tokenizer) > model.get_input_embeddings().weight.shape[0]

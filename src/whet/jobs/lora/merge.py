@@ -26,7 +26,6 @@ from whet.models.loading import heads
 from whet.models.loading.adapter import (
     WITH_PEFT,
     base_model,
-    file_of_run,
     head_of_adapter,
     quiet_peft,
     require_rows,
@@ -35,7 +34,7 @@ from whet.models.loading.adapter import (
     tokenizer_source,
     with_adapter,
 )
-from whet.models.loading.folder_check import ADAPTER, read_object
+from whet.models.loading.folder_check import ADAPTER, file_of_run, read_object
 from whet.models.loading.load import (
     ModelSource,
     load_tokenizer,

@@ -17,6 +17,7 @@ from whet.errors import ConfigError, NonFiniteError, StorageError, escape_contro
 from whet.jobs.predict.arguments import PredictArguments
 from whet.models.loading.exported import ExportedModel, described, other_format
 from whet.store.write import disk_fix
+from whet.strict_json import with_plain_ends
 from whet.watch import files as output_files
 
 _MOST_LINKS = 40
@@ -90,7 +91,7 @@ def write_lines(asked: PredictArguments, entries: Iterable[Mapping[str, Any]], *
     except ValueError as error:
         raise _not_finite() from error
     path = Path(asked.output)
-    _write_named(path, "".join(f"{line}\n" for line in lines))
+    _write_named(path, with_plain_ends("".join(f"{line}\n" for line in lines)))
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
     where = _for_people(asked)
     json_output.add(predictions=len(lines), precision=precision, padding=padding == "with")

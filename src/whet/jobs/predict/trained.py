@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.models.loading.folder_check import file_of_run
 from whet.watch import files as output_files
 
 NAME = "whet_task.json"
@@ -27,11 +28,9 @@ def read_reading(folder: Path) -> dict[str, Any]:
 
     Empty for a model that was trained elsewhere, and for a file that is damaged.
     """
-    for path in (folder / NAME, folder.parent / NAME):
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict):
-            return found
-    return {}
+    try:
+        path = file_of_run(folder, NAME)
+        found = None if path is None else json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

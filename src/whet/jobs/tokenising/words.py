@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class WordRows:
     text_of: np.ndarray
     """(rows,) int64: the sentence that each row is a part of."""
 
-    @property
+    @cached_property
     def is_first(self) -> np.ndarray:
         """Whether each token is the first piece of a word, (tokens,) bool."""
         same = np.diff(self.word_of, prepend=NO_WORD - 1) == 0

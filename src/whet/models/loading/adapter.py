@@ -27,7 +27,7 @@ from whet.models import adapters, finite
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import exported, heads
-from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
+from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, file_of_run, read_object
 from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import (
     Labels,
@@ -42,7 +42,7 @@ from whet.models.loading.load import (
 from whet.models.loading.missing_check import in_short, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.loading.tensor_check import read_header
-from whet.models.special_tokens import align_special_tokens
+from whet.models.special_tokens import align_special_tokens, set_padding
 
 
 def _is_number(value: object) -> bool:
@@ -122,18 +122,27 @@ _PATTERN_S = 2.0
 def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
     """Return the trained model with this head, and its tokenizer; of a folder that `whet export` wrote, that model.
 
-    An adapter stays next to the weights of its model: `base`, or else the one that it names, if its weights are those
-    of the training.
+    The tokenizer pads as the head reads rows. An adapter stays next to the weights of its model: `base`, or else the
+    one that it names, if its weights are those of the training.
     """
-    if not is_adapter(name):
-        if base is not None:
-            raise _no_adapter(name, base)
-        source = ModelSource(model=name, flag="--model")
-        tokenizer = load_tokenizer(source)
-        if exported.about_folder(name) is not None:
-            return exported.load_exported(name, head), tokenizer
-        return load_model(source, head, trained=True), tokenizer
-    folder = Path(name)
+    model, tokenizer = _adapted(Path(name), head, base) if is_adapter(name) else _complete(name, head, base)
+    set_padding(model, tokenizer, head)
+    return model, tokenizer
+
+
+def _complete(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
+    """Return a model that is no adapter, and its tokenizer."""
+    if base is not None:
+        raise _no_adapter(name, base)
+    source = ModelSource(model=name, flag="--model")
+    tokenizer = load_tokenizer(source)
+    if exported.about_folder(name) is not None:
+        return exported.load_exported(name, head), tokenizer
+    return load_model(source, head, trained=True), tokenizer
+
+
+def _adapted(folder: Path, head: heads.Head, base: str | None) -> tuple[Any, Any]:
+    """Return the adapter's model with its adapter, and the tokenizer of the two."""
     settings = settings_of(folder)
     if settings.get("task_type") != head.peft:
         found = head_of_adapter(settings, folder, (*heads.OF_ENCODERS, heads.CAUSAL_LM))
@@ -331,12 +340,6 @@ def tokenizer_source(source: ModelSource, folder: Path) -> ModelSource:
     return ModelSource(
         model=str(folder), config=source.model, revision=source.revision, flag="--adapter", beside_adapter=True
     )
-
-
-def file_of_run(folder: Path, name: str) -> Path | None:
-    """Return this file of the run: a checkpoint's lies in the folder around it, if not next to the adapter."""
-    places = [folder, folder.resolve().parent] if folder.resolve().name.startswith("checkpoint-") else [folder]
-    return next((place / name for place in places if (place / name).exists()), None)
 
 
 def head_of_adapter(settings: dict[str, Any], folder: Path, known: Iterable[heads.Head]) -> heads.Head:

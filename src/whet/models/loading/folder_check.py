@@ -73,6 +73,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def file_of_run(folder: Path, name: str) -> Path | None:
+    """Return this file of the run that wrote a folder: a checkpoint's may lie in the folder around it.
+
+    None if there is none, and for the name of a model that is no folder.
+    """
+    if not folder.is_dir():
+        return None
+    places = [folder, folder.resolve().parent] if folder.resolve().name.startswith("checkpoint-") else [folder]
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
 def plain_name(name: object) -> bool:
     """Return whether this is the name of a file in the folder itself: no path, nothing that leads elsewhere."""
     return (

@@ -16,7 +16,13 @@ from typing import Any
 from whet.errors import Problem
 
 _JSON, _TEXT, _TENSORS = "*.json", "*.txt", "*.safetensors"
-_FILES = {"model": [_JSON, _TENSORS], "tokenizer": [_JSON, _TEXT, "*.model"], "config": ["config.json"]}
+CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+"""The files of chat templates, which transformers prefers to those in tokenizer_config.json."""
+_FILES = {
+    "model": [_JSON, _TENSORS],
+    "tokenizer": [_JSON, _TEXT, "*.model", *CHAT_TEMPLATES],
+    "config": ["config.json"],
+}
 
 _HUB_NAME = re.compile(r"(?![.-])[\w.-]{1,96}(/[\w.-]{1,96})?(?<![.-])")
 
@@ -68,7 +74,8 @@ def local_folder(name: str, part: str, *, cache_dir: str | None, revision: str, 
         return folder
     from huggingface_hub import snapshot_download
 
-    options: dict[str, Any] = {"allow_patterns": _FILES[part], "ignore_patterns": ["*/*"]}
+    wanted = _FILES[part]
+    options: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": [f"*/{one}" for one in wanted]}
     if is_cached(name, "model", cache_dir) and unreachable():
         options["local_files_only"] = True  # the client would ask again, and wait, for each part
     return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, token=token, **options))

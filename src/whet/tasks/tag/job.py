@@ -57,6 +57,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
     _require_best_metric(args, sentences, tags)
+    _require_entities(job, tags)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
@@ -91,6 +92,18 @@ def _require_best_metric(args: TrainingArguments, sentences: Mapping[str, Senten
     wanted = (args.metric_for_best_model or "").removeprefix("eval_")
     if wanted in OF_ENTITIES and {"train", "validation"} <= sentences.keys():
         require("seqeval.metrics", needed_for=f"--metric_for_best_model {wanted}", install=INSTALL)
+
+
+def _require_entities(job: TagArguments, tags: Tags) -> None:
+    """Raise ConfigError for metrics of each kind of entity where the tags mark none."""
+    if not job.return_entity_level_metrics or tags.are_entities:
+        return
+    raise ConfigError(
+        what="return_entity_level_metrics would change nothing here",
+        got=f"plain tags: {', '.join(tags.names[:_SHOWN_TAGS])}",
+        why="it adds the metrics of each kind of entity, and these tags mark none (B-PER, I-PER, O)",
+        fix="leave --return_entity_level_metrics out; or name the column of entities: --label_column_name NAME",
+    )
 
 
 def _part(job: TagArguments, split: Split, tags: Tags, args: TrainingArguments) -> Part:
