@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from whet.models import attention
 from whet.models.adapters import adds_tokens, unwrapped
 from whet.models.family import Family, home_of_forward
 from whet.models.forwards import is_whets, other_forward
@@ -34,6 +35,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return "its configuration makes it a decoder (is_decoder), whose attention is causal"
     if (why := _why_other_encoder(base)) is not None:
         return why
+    if (why := attention.why_other_function(base)) is not None:
+        return why
     if (why := family.why_padded(base)) is not None or family.proven:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
@@ -41,6 +44,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     if (why := _why_other_positions(base.base_model, family)) is not None:
         return why
     blocks = [module for module in base.modules() if family.is_block(module)]
+    if (other := _other_block(base.base_model, family)) is not None or not blocks:
+        return f"it has {other or 'no block'} in place of {' or '.join(family.blocks)} of {family.package}"
     for block in blocks:
         if not any(family.is_attention(part) for part in block.modules()):
             return _other_attention(block, family)
@@ -109,6 +114,16 @@ def _why_other_decoder(base: Any, family: Family) -> str | None:
     config = base.config
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
         return "its configuration makes its attention bidirectional"
+    return None
+
+
+def _other_block(encoder: nn.Module, family: Family) -> str | None:
+    """Return the class that stands among the encoder's blocks and holds none: its attention may be of any kind."""
+    for stack in encoder.modules():
+        members = list(stack) if isinstance(stack, nn.ModuleList) else []
+        odd = [one for one in members if not any(map(family.is_block, one.modules()))]
+        if odd and len(odd) < len(members):
+            return f"{type(odd[0]).__module__}.{type(odd[0]).__qualname__}"
     return None
 
 
