@@ -10,6 +10,7 @@ from whet.models import attention
 from whet.models.adapters import adds_tokens, unwrapped
 from whet.models.family import Family, home_of_forward
 from whet.models.forwards import is_whets, other_forward
+from whet.models.fused.attention import why_more_than_dropout
 from whet.models.known import encoder_of, known, of_model, verdict_on
 from whet.models.standard import is_trusted, learn
 
@@ -54,6 +55,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
             return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
         if family.adds_masks and family.is_attention(module) and type(module).__name__ not in family.attention:
             return f"{type(module).__name__} is not exactly {' or '.join(family.attention)}"
+        if family.adds_masks and family.is_attention(module) and (why := why_more_than_dropout(module.dropout)):
+            return why
         if isinstance(module, _MIXERS):
             return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
     return None

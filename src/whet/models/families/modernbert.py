@@ -79,7 +79,8 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
     `positions` are cosines and sines (1, N, K).
     """
     qkv = with_bias(x, attn.Wqkv)[0].unflatten(-1, (3, -1, attn.head_dim))
-    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, attn.attention_dropout, window_of(attn.sliding_window))
+    p = attn.attention_dropout if attn.training else 0.0
+    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, p, window_of(attn.sliding_window))
     found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
     return of_chosen(found, attn, attn.whet_site.placement.now)
 

@@ -35,7 +35,8 @@ def attended(attn: Any, x: Tensor, angles: Angles | None, window: int | None) ->
     q, k = (_norm_of_heads(attn, name, one) for name, one in (("q_norm", q), ("k_norm", k)))
     if angles is not None:
         q, k = (rotate(one, angles[0][0], angles[1][0]) for one in (q, k))
-    spec = spec_of(attn, x.shape[1], attn.scaling, attn.attention_dropout, window_of(window))
+    p = attn.attention_dropout if attn.training else 0.0
+    spec = spec_of(attn, x.shape[1], attn.scaling, p, window_of(window))
     return attend(q.to(v.dtype), k.to(v.dtype), v, spec).flatten(1)[None]
 
 
