@@ -25,6 +25,7 @@ from whet.kernels.attention_spec import AttentionSpec, window_of
 from whet.kernels.batch_position import Drop, Site, running, running_position
 from whet.kernels.packed_attention import attend as attend_rows
 from whet.log import logger
+from whet.models.family import window_in_pass
 from whet.models.fused.attention import require_all
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass, require_understood
 
@@ -162,7 +163,7 @@ def attend(
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,
-        window=window_of(options.get("sliding_window")),
+        window=window_of(window_in_pass(module, options.get("sliding_window"))),
     )
     # Under autocast a family's own rotation leaves queries and keys in fp32, and values are in bf16.
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))

@@ -42,6 +42,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
         return why
+    if (why := why_other_window(base, family)) is not None:
+        return why
     if (why := _why_other_positions(base.base_model, family)) is not None:
         return why
     blocks = [module for module in base.modules() if family.is_block(module)]
@@ -118,6 +120,27 @@ def _why_other_decoder(base: Any, family: Family) -> str | None:
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
         return "its configuration makes its attention bidirectional"
     return None
+
+
+def why_other_window(model: Any, family: Family) -> str | None:
+    """Return which block has another window than transformers masks it by, as one that was moved there.
+
+    A packed pass takes the windows of the attention modules, and masks follow the configuration as it is now.
+    """
+    if family.windows is None:
+        return None
+    for n, block in enumerate(getattr(model.base_model, "layers", ())):
+        attn = getattr(block, "self_attn", None) or getattr(block, "attn", None)
+        if not isinstance(attn, nn.Module):
+            continue
+        own, wanted = family.windows.of_attention(attn), family.windows.of_mask(model.config, n, block)
+        if own != wanted:
+            return f"block {n} has {_window(own)}, and its place in the configuration {_window(wanted)}"
+    return None
+
+
+def _window(size: int | None) -> str:
+    return "no window" if size is None else f"a window of {size}"
 
 
 def _other_block(encoder: nn.Module, family: Family) -> str | None:

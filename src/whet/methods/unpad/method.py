@@ -30,9 +30,9 @@ from whet.methods.unpad import calls
 from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
 from whet.models import last_block, record
 from whet.models.forwards import bind
-from whet.models.fused.decoder import why_other_window
 from whet.models.fused.limits import CameLaterError
 from whet.models.lazy_tensor import Known, LazyStates, Origin
+from whet.models.packable import why_other_window
 from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
 from whet.objectives import lazy_logits
@@ -278,7 +278,7 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
     if _FORWARDS.get(type(encoder), forward) is not forward:
         return "models whose class got another forward afterwards"
-    if causal and (moved := why_other_window(encoder)) is not None:
+    if (moved := why_other_window(encoder, packed.family)) is not None:
         return f"models in which {moved}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why
