@@ -270,6 +270,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         out.last_hidden_state = LazyStates.of(read, (*mask.shape, tokens.shape[-1]))
     if out.get("pooler_output") is not None:
         out.pooler_output = packed.family.pooled(self, out.last_hidden_state)
+    if out.get("router_logits") is not None:  # of each layer (N, X): a loss of the model's reads them by the mask
+        out.router_logits = tuple(scattered(one, mask).flatten(0, 1) for one in out.router_logits)
     return out.to_tuple() if calls.wants_tuple(self, options) else out
 
 
