@@ -19,6 +19,7 @@ from transformers import (
 
 import engine
 from tiny import arguments, tiny_config, tiny_model
+from tiny_decoders import tiny_decoder
 from whet.cli.main import run
 from whet.kernels.library import library
 from whet.objectives.packed_head import PackedHead
@@ -55,6 +56,26 @@ def test_a_model_that_needs_its_padding_says_why(tmp_path: Path, capsys: pytest.
     assert not found["packed"]
     assert "causal" in found["how"]
     assert found["fused"] == {}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_language_model_has_its_head(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_decoder(family)
+    found = json.loads(asked(tmp_path, model, capsys, "--json"))
+    assert found["packed"]
+    assert found["model_class"] == type(model).__name__
+    assert found["head"] == "reads packed rows"
+    bare = json.loads(asked(tmp_path / "bare", model.base_model, capsys, "--json"))
+    assert bare["head"] == "none: the model is loaded without one"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_way_of_a_language_model_to_llama_cpp_is_named(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_decoder(family).save_pretrained(tmp_path)
+    assert run(["export", str(tmp_path), "--to", "gguf"]) == 78
+    assert f"convert_hf_to_gguf.py on {tmp_path}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("family", ["bert", "eurobert"])

@@ -75,8 +75,10 @@ def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert "batches run padded (BertForQuestionAnswering): attention eager does not support packed rows" in caplog.text
 
 
-def test_a_model_that_ran_packed_before_runs_padded_when_told(tmp_path: Path, calls: list[str]) -> None:
+def test_a_model_that_ran_packed_before_runs_padded_when_told(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     trainer = trainer_of(tmp_path, "bert", None)
+    assert trainer.objective.packed
+    calls = request.getfixturevalue("calls")
     again = engine.Trainer(
         model=trainer.model,
         args=arguments(tmp_path, attn_implementation="sdpa", max_steps=1),

@@ -232,6 +232,23 @@ def test_a_users_collator_that_draws_masks_is_asked_for_each_batch(tmp_path: Pat
     assert all(np.isfinite(losses_of(trainer)))
 
 
+def test_sparse_predictions_stand_at_their_tokens(tmp_path: Path) -> None:
+    """ModernBERT's masked language model may compute the logits of tokens with a label alone."""
+    results = []
+    for sparse in (False, True):
+        trainer = trainer_for(HEADS["masked words"], "modernbert", tmp_path, config={"sparse_prediction": sparse})
+        assert trainer.objective.packed
+        trainer.train()
+        results.append((trainer.predict(rows_for(HEADS["masked words"], 7, seed=2)), losses_of(trainer)))
+    (every, wanted), (sparse_ones, found) = results
+    labelled = every.label_ids != -100
+    assert sparse_ones.predictions.shape == every.predictions.shape
+    np.testing.assert_allclose(sparse_ones.predictions[labelled], every.predictions[labelled], rtol=1e-4, atol=1e-4)
+    assert (sparse_ones.predictions[~labelled] == -100).all()
+    assert sparse_ones.metrics["test_loss"] == pytest.approx(every.metrics["test_loss"], rel=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 def test_transformers_is_not_changed_by_a_run(tmp_path: Path) -> None:
     """After a run the model answers padded calls of anybody as transformers' own does."""
     trainer = trainer_for(HEADS["classes"], "bert", tmp_path)

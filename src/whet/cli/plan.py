@@ -20,7 +20,7 @@ from whet.config.ranks import Elsewhere, checked_for, place_or_alone
 from whet.config.rules.ranges import at_least, broken_if
 from whet.config.settings import checked, options_of
 from whet.errors import ConfigError, Problem
-from whet.models.loading.heads import CAUSAL_LM, head_named
+from whet.models.loading.heads import head_named
 from whet.optional import is_installed
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -229,8 +229,7 @@ def _by_model(name: str | None) -> str | None:
         named = json.loads(path.read_text("utf-8")).get("architectures") or []
     except (ValueError, AttributeError):
         return None
-    first = [str(one).replace("LMHeadModel", CAUSAL_LM.ending) for one in named[:1]]  # GPT-2's, of older names
-    head = head_named(first, [task.head for task in tasks.tasks()])
+    head = head_named(named[:1], [task.head for task in tasks.tasks()])
     return next((task.name for task in tasks.tasks() if task.head is head and task.by_engine), None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from whet.card import Card
 from whet.errors import ConfigError
@@ -23,6 +25,7 @@ from whet.kernels.attention_spec import AttentionSpec, window_of
 from whet.kernels.batch_position import Drop, Site, running, running_position
 from whet.kernels.packed_attention import attend as attend_rows
 from whet.log import logger
+from whet.models.family import window_in_pass
 from whet.models.fused.attention import require_all
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass, require_understood
 
@@ -87,6 +90,23 @@ def is_routed(config: Any) -> bool:
     return type(config._attn_implementation_internal) is Routed
 
 
+def why_other_function(model: nn.Module) -> str | None:
+    """Return which attention or mask function of a user's own the model was loaded with: a pass would replace it."""
+    for name in map(_loaded, _configs_of(model)):
+        for what, known in (("attention", ALL_ATTENTION_FUNCTIONS), ("mask", ALL_MASK_ATTENTION_FUNCTIONS)):
+            function = known.get(name)
+            if function is not None and not _home_of_code(function).startswith(("transformers.", "whet.")):
+                return f"the {what} function of its attention implementation '{name}' is not one of transformers"
+    return None
+
+
+def _home_of_code(function: Any) -> str:
+    """Return the module in which a function was written; functools.wraps gives it the name of another one."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__globals__", {}).get("__name__") or ""
+
+
 def _configs_of(model: nn.Module) -> list[Any]:
     """Return the configurations that the model's modules read and that name an attention implementation."""
     found = (module.__dict__.get("config") for module in model.modules())
@@ -143,7 +163,7 @@ def attend(
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,
-        window=window_of(options.get("sliding_window")),
+        window=window_of(window_in_pass(module, options.get("sliding_window"))),
     )
     # Under autocast a family's own rotation leaves queries and keys in fp32, and values are in bf16.
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))

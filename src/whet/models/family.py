@@ -99,6 +99,43 @@ class FeedForward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Where a family has the windows of its attention: how many keys a token sees on one side, itself included."""
+
+    of_attention: Callable[[Any], int | None]
+    """The window of an attention module, which a packed pass keeps to; None: none."""
+    of_mask: Callable[[Any, int, Any], int | None]
+    """The window of the mask that transformers gives a block, by configuration, place and block."""
+
+
+def _own(attention: Any) -> int | None:
+    return getattr(attention, "sliding_window", None)
+
+
+def _in_config(attention: Any) -> int | None:
+    return _own(attention.config)
+
+
+def _by_layer_types(config: Any, place: int, _: Any) -> int | None:
+    kinds = getattr(config, "layer_types", None) or ()
+    return config.sliding_window if tuple(kinds[place : place + 1]) == (SLIDING,) else None
+
+
+def _of_all(config: Any, place: int, block: Any) -> int | None:
+    return _own(config)
+
+
+SLIDING = "sliding_attention"
+"""What transformers calls a block with a window."""
+WINDOWS_BY_LAYER = Windows(of_attention=_own, of_mask=_by_layer_types)
+"""`config.layer_types` says which blocks have one, and each attention has kept its own."""
+WINDOWS_OF_ALL = Windows(of_attention=_own, of_mask=_of_all)
+"""All blocks have one or none, and each attention has kept it."""
+WINDOWS_IN_CONFIG = Windows(of_attention=_in_config, of_mask=_of_all)
+"""All blocks have one or none, and read it in each call."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family: the models that share their modules' classes."""
 
@@ -131,6 +168,8 @@ class Family:
     """`pooler_output` (B, D) of the encoder, given the encoder and its hidden states (B, T, D)."""
     why_padded: Callable[[nn.Module], str | None] = packs
     """Why a model of the family, which some configurations give other arithmetic, needs its padding; None: it packs."""
+    windows: Windows | None = None
+    """The windows of its attention. None: its masks have none, whatever a configuration or a module says."""
     read_by_blocks: tuple[str, ...] = ()
     """Parts of the encoder that stand after its blocks, and whose results each block reads."""
     proven: bool = False
@@ -208,11 +247,29 @@ def owner_of(cls: type) -> Family | None:
     return _family_of(cls.__module__)
 
 
-# A graph need not look through the families. This is torch.compiler.assume_constant_result without the 0.5 s that its
-# first call takes to import torch's compiler.
-vars(owner_of)["_dynamo_marked_constant"] = True
-
-
 def home_of_forward(cls: type[nn.Module]) -> type[nn.Module]:
     """Return the class, this one or one that it inherits from, that defines its forward."""
     return next(one for one in cls.__mro__ if "forward" in vars(one))
+
+
+def owner_of_forward(cls: type[nn.Module]) -> Family | None:
+    """Return the family in whose package the forward of the class is defined."""
+    return owner_of(home_of_forward(cls))
+
+
+# A graph need not look through the families. This is torch.compiler.assume_constant_result without the 0.5 s that its
+# first call takes to import torch's compiler.
+vars(owner_of)["_dynamo_marked_constant"] = True
+vars(owner_of_forward)["_dynamo_marked_constant"] = True
+
+
+def window_in_pass(attention: nn.Module, option: int | None = None) -> int | None:
+    """Return the window of an attention in a packed pass: that of the masks that transformers makes.
+
+    `option` is what the attention was called with, for transformers' flash attention. A class may leave it out, or hand
+    on one that its masks do not have; without a file for the family nothing else says whether there is a window.
+    """
+    family = owner_of_forward(type(attention))
+    if family is None:
+        return option
+    return None if family.windows is None else family.windows.of_attention(attention)

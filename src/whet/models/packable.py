@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from whet.models import attention
 from whet.models.adapters import adds_tokens, unwrapped
 from whet.models.family import Family, home_of_forward
 from whet.models.forwards import is_whets, other_forward
+from whet.models.fused.attention import why_more_than_dropout
 from whet.models.known import encoder_of, known, of_model, verdict_on
 from whet.models.standard import is_trusted, learn
 
@@ -35,15 +37,21 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return "its configuration makes it a decoder (is_decoder), whose attention is causal"
     if (why := _why_other_encoder(base)) is not None:
         return why
+    if (why := attention.why_other_function(base)) is not None:
+        return why
     if (why := family.why_padded(base)) is not None or family.proven:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
         return why
     if (why := why_other_direction(attentions_of(base, family), family)) is not None:
         return why
+    if (why := why_other_window(base, family)) is not None:
+        return why
     if (why := _why_other_positions(base.base_model, family)) is not None:
         return why
     blocks = [module for module in base.modules() if family.is_block(module)]
+    if (other := _other_block(base.base_model, family)) is not None or not blocks:
+        return f"it has {other or 'no block'} in place of {' or '.join(family.blocks)} of {family.package}"
     for block in blocks:
         if not any(family.is_attention(part) for part in block.modules()):
             return _other_attention(block, family)
@@ -52,6 +60,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
             return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
         if family.adds_masks and family.is_attention(module) and type(module).__name__ not in family.attention:
             return f"{type(module).__name__} is not exactly {' or '.join(family.attention)}"
+        if family.adds_masks and family.is_attention(module) and (why := why_more_than_dropout(module.dropout)):
+            return why
         if isinstance(module, _MIXERS):
             return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
     return None
@@ -126,6 +136,37 @@ def why_other_direction(attentions: Iterable[nn.Module], family: Family) -> str 
         causal = bool(getattr(module, "is_causal", family.causal))
         if causal != family.causal:
             return f"{type(module).__name__} is {'causal' if causal else 'bidirectional'} (its is_causal is {causal})"
+    return None
+
+
+def why_other_window(model: Any, family: Family) -> str | None:
+    """Return which block has another window than transformers masks it by, as one that was moved there.
+
+    A packed pass takes the windows of the attention modules, and masks follow the configuration as it is now.
+    """
+    if family.windows is None:
+        return None
+    for n, block in enumerate(getattr(model.base_model, "layers", ())):
+        attn = getattr(block, "self_attn", None) or getattr(block, "attn", None)
+        if not isinstance(attn, nn.Module):
+            continue
+        own, wanted = family.windows.of_attention(attn), family.windows.of_mask(model.config, n, block)
+        if own != wanted:
+            return f"block {n} has {_window(own)}, and its place in the configuration {_window(wanted)}"
+    return None
+
+
+def _window(size: int | None) -> str:
+    return "no window" if size is None else f"a window of {size}"
+
+
+def _other_block(encoder: nn.Module, family: Family) -> str | None:
+    """Return the class that stands among the encoder's blocks and holds none: its attention may be of any kind."""
+    for stack in encoder.modules():
+        members = list(stack) if isinstance(stack, nn.ModuleList) else []
+        odd = [one for one in members if not any(map(family.is_block, one.modules()))]
+        if odd and len(odd) < len(members):
+            return f"{type(odd[0]).__module__}.{type(odd[0]).__qualname__}"
     return None
 
 

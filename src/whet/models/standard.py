@@ -94,7 +94,12 @@ def rms_norm_of(module: nn.Module) -> RmsNorm | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether hooks around the module's forward or backward could see or change anything."""
-    if any(_FOR_ALL) or module._backward_hooks or module._backward_pre_hooks:
+    return any(_FOR_ALL) or has_own_hooks(module)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Return whether hooks of this module, and not those of every module, could see or change anything."""
+    if module._backward_hooks or module._backward_pre_hooks:
         return True
     if not (module._forward_hooks or module._forward_pre_hooks):
         return False

@@ -98,8 +98,23 @@ class PackedHead(OwnLoss):
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if self._reads == "tokens" and batch.columns is not None:
-            output = {"logits": _with_padding(output["logits"], batch)}
+            output = {"logits": self._with_padding(output["logits"], batch)}
         return super().logits(output, batch)
+
+    def _with_padding(self, values: Tensor, batch: Batch) -> Tensor:
+        """Return values (1, M, C) of the tokens that the head has read as (rows, T, C), all other places -100.
+
+        (M, C), of tokens with a label alone, where ModernBERT's sparse_prediction leaves the others out.
+        """
+        assert batch.columns is not None
+        columns, shape = batch.columns[: batch.n_tokens], batch.inputs["input_ids"].shape
+        if values.dim() == 2:
+            ignored: Any = getattr(self._packed.module, "sparse_pred_ignore_index", IGNORED)
+            columns, values = columns[batch.inputs["labels"].flatten()[columns] != ignored], values[None]
+        assert values.shape[:-1] == (1, len(columns))
+        wide = values.new_full((shape.numel(), values.shape[-1]), IGNORED)
+        wide[columns] = values[0]
+        return wide.view(*shape, values.shape[-1])
 
     def _position(self, batch: Batch, seed: int, step: int) -> BatchPosition:
         """Return the position of the encoder's pass; sequences of one row follow each other in the step's batch."""
@@ -157,12 +172,3 @@ def _encoder_runs(model: Any, forward: Any) -> Iterator[None]:
         yield
     finally:
         del encoder.forward
-
-
-def _with_padding(values: Tensor, batch: Batch) -> Tensor:
-    """Return values (1, n_tokens, C) as (rows, T, C), places that are no token filled with -100."""
-    assert batch.columns is not None
-    shape = batch.inputs["input_ids"].shape
-    wide = values.new_full((shape.numel(), values.shape[-1]), IGNORED)
-    wide[batch.columns[: batch.n_tokens]] = values[0]
-    return wide.view(*shape, values.shape[-1])

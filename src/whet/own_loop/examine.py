@@ -11,7 +11,7 @@ from whet.config.methods import MethodSettings
 from whet.kernels.library import library
 from whet.methods import fuse, order
 from whet.models.known import Verdict
-from whet.models.loading.heads import Head, head_named
+from whet.models.loading.heads import CAUSAL_LM, OF_ENCODERS, Head, head_named
 from whet.models.loading.load import ModelSource, load_config, load_model
 from whet.models.packable import why_padded
 from whet.models.packed import packed_model, prepare
@@ -55,7 +55,7 @@ class ModelFindings:
 def examine(name: str) -> ModelFindings:
     """Return what training would do with the model; raises WhetError if it cannot be loaded."""
     source = ModelSource(model=name, flag="MODEL")
-    head = head_named(load_config(source).architectures)
+    head = head_named(load_config(source).architectures, (*OF_ENCODERS, CAUSAL_LM))
     model: Any = load_model(source, head or _ENCODER)
     verdict = prove.ensure(model)
     why = why_padded(model)
@@ -86,7 +86,7 @@ def _prepare(model: nn.Module, *, packed: bool) -> str:
     """Prepare the model; return how batches reach its head."""
     if model.base_model is model:
         prepare(model)
-        return "none: this is an encoder"
+        return "none: the model is loaded without one"
     if not packed:
         return "reads padded batches"
     objective: Objective = choose(model, None, _no_collator)

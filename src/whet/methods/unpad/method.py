@@ -30,9 +30,9 @@ from whet.methods.unpad import calls
 from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
 from whet.models import last_block, record
 from whet.models.forwards import bind
-from whet.models.fused.decoder import why_other_window
 from whet.models.fused.limits import CameLaterError
 from whet.models.lazy_tensor import Known, LazyStates, Origin
+from whet.models.packable import why_other_window
 from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
 from whet.objectives import lazy_logits
@@ -271,6 +271,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         out.last_hidden_state = LazyStates.of(read, (*mask.shape, tokens.shape[-1]))
     if out.get("pooler_output") is not None:
         out.pooler_output = packed.family.pooled(self, out.last_hidden_state)
+    if out.get("router_logits") is not None:  # of each layer (N, X): a loss of the model's reads them by the mask
+        out.router_logits = tuple(scattered(one, mask).flatten(0, 1) for one in out.router_logits)
     return out.to_tuple() if calls.wants_tuple(self, options) else out
 
 
@@ -279,8 +281,7 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
     if _FORWARDS.get(type(encoder), forward) is not forward:
         return "models whose class got another forward afterwards"
-    changed = packed.why_other_direction or (why_other_window(encoder) if causal else None)
-    if changed is not None:
+    if (changed := packed.why_other_direction or why_other_window(encoder, packed.family)) is not None:
         return f"models in which {changed}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why

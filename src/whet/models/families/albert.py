@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from whet.models.families.bert import PROJECTIONS, bert_embeddings
 from whet.models.family import Family, Part, Slots
-from whet.models.fused.attention import attention
+from whet.models.fused.attention import attention, rate
 from whet.models.fused.layers import (
     TABLE_SLOTS,
     PlacedDropout,
@@ -28,7 +28,7 @@ def albert_attention(
         return type(self).forward(self, hidden_states, attention_mask, *rest, **options)
     require_understood(self, attention_mask, options)
     parts = (self.query, self.key, self.value)
-    seen = attention(self, hidden_states, parts, self.num_attention_heads, self.attention_dropout.p)
+    seen = attention(self, hidden_states, parts, self.num_attention_heads, rate(self, self.attention_dropout))
     found = product(seen, self.dense)
     return finished(residual_norm(found, hidden_states, self.LayerNorm, self.output_dropout)), None
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.models.family import Family, FeedForward, Part, Slots, after_padding
-from whet.models.fused.attention import attention
+from whet.models.fused.attention import attention, rate
 from whet.models.fused.layers import (
     TABLE_SLOTS,
     PlacedDropout,
@@ -47,7 +47,7 @@ def self_attention(
         return type(self).forward(self, hidden_states, attention_mask, *rest, **options)
     require_understood(self, attention_mask, options)
     parts = (self.query, self.key, self.value)
-    return attention(self, hidden_states, parts, self.num_attention_heads, self.dropout.p), None
+    return attention(self, hidden_states, parts, self.num_attention_heads, rate(self, self.dropout)), None
 
 
 def attention_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from whet.kernels.operator import kept_table
 from whet.kernels.packed_attention import attend
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
-from whet.models.fused.attention import attended, of_chosen, projected, spec_of
+from whet.models.fused.attention import attended, of_chosen, projected, rate_of_called, spec_of
 from whet.models.fused.layers import (
     TABLE_SLOTS,
     PlacedDropout,
@@ -118,7 +118,8 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     require_understood(self, given[0] if given else options.get("attention_mask"), {})
     places, vectors = options.get("relative_pos"), options.get("rel_embeddings")
     n_terms = 1 + sum(term in self.pos_att_type for term in _TERMS)
-    spec = spec_of(self, hidden_states.shape[1], (self.attention_head_size * n_terms) ** -0.5, self.dropout.p)
+    scale = (self.attention_head_size * n_terms) ** -0.5
+    spec = spec_of(self, hidden_states.shape[1], scale, rate_of_called(self.dropout))
     parts = (self.query_proj, self.key_proj, self.value_proj)
     tensors = projected(hidden_states, parts, self.num_attention_heads)
     found = attended(tensors, spec, _relative(self, places, vectors))
@@ -157,7 +158,7 @@ def self_attention_v1(self: Any, hidden_states: Tensor, *given: Any, **options: 
     if position is None:
         return type(self).forward(self, hidden_states, *given, **options)
     scale = (self.attention_head_size * (1 + len(self.pos_att_type))) ** -0.5
-    spec = spec_of(self, hidden_states.shape[1], scale, self.dropout.p)
+    spec = spec_of(self, hidden_states.shape[1], scale, rate_of_called(self.dropout))
     q, k, v = _projected_v1(self, hidden_states)
     found = attend(q, k, v, spec, _relative_v1(self, options.get("relative_pos"), options.get("rel_embeddings")))
     return of_chosen(_mean_of_row(found, v, position).flatten(1)[None], self, position), None

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.models.family import Family, FeedForward, Part, Slots
-from whet.models.fused.attention import attention
+from whet.models.fused.attention import attention, rate
 from whet.models.fused.layers import (
     TABLE_SLOTS,
     PlacedDropout,
@@ -39,7 +39,7 @@ def block(self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None
     require_understood(attended, attention_mask, options)
     if is_plain(attended):
         parts = (attended.q_lin, attended.k_lin, attended.v_lin)
-        seen = attention(attended, hidden_states, parts, attended.n_heads, attended.dropout.p)
+        seen = attention(attended, hidden_states, parts, attended.n_heads, rate(attended, attended.dropout))
         found = product(seen, attended.out_lin)
     else:
         found = attended(hidden_states, attention_mask, *rest, **options)[0], None

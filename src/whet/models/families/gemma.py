@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.models.families import llama
-from whet.models.family import Family, Part, RmsNorm, Slots
+from whet.models.family import WINDOWS_BY_LAYER, Family, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, with_bias
 from whet.models.fused.limits import cap_of, require_understood
@@ -82,6 +82,7 @@ def _gemma(model_type: str, prefix: str, package: str) -> Family:
         parts=_parts_of(prefix),
         rms_norms={f"{prefix}RMSNorm": RmsNorm("eps", weight_offset=1.0)},
         why_padded=why_padded,
+        windows=WINDOWS_BY_LAYER,
         tiny=_TINY,
     )
 

@@ -12,7 +12,7 @@ from whet.kernels.activation import bias_act
 from whet.kernels.linear import linear
 from whet.kernels.packed_attention import attend_joined
 from whet.models.family import Family, FeedForward, Part
-from whet.models.fused.attention import spec_of
+from whet.models.fused.attention import rate, spec_of
 from whet.models.fused.layers import (
     PlacedDropout,
     Product,
@@ -81,7 +81,8 @@ def _mask_and_rest(more: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[A
 def _attended(attn: Any, x: Tensor) -> Tensor:
     """Return the attention (1, N, D) of x (1, N, D), before its output product."""
     qkv = _whole(_product(x, attn.c_attn))[0].unflatten(-1, (3, attn.num_heads, attn.head_dim))
-    return attend_joined(qkv, spec_of(attn, len(qkv), attn.scaling, attn.attn_dropout.p)).flatten(1)[None]
+    spec = spec_of(attn, len(qkv), attn.scaling, rate(attn, attn.attn_dropout))
+    return attend_joined(qkv, spec).flatten(1)[None]
 
 
 def _product(x: Tensor, layer: Any) -> Product:

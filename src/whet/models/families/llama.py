@@ -11,13 +11,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.family import Family, FeedForward, Part, RmsNorm, Slots
+from whet.models.family import (
+    WINDOWS_BY_LAYER,
+    WINDOWS_IN_CONFIG,
+    WINDOWS_OF_ALL,
+    Family,
+    FeedForward,
+    Part,
+    RmsNorm,
+    Slots,
+    window_in_pass,
+)
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
 from whet.models.fused.limits import has_cache, require_understood
 
 _SAME = nn.Identity()
-_WINDOW_IN_CONFIG = ("MistralAttention", "MixtralAttention", "Phi3Attention")
 
 
 def attention(
@@ -71,9 +80,8 @@ def in_training_pass(module: Any, x: Tensor, position_embeddings: Any, options: 
 
 
 def _attended(attn: Any, x: Tensor, position_embeddings: decoder.Angles) -> Tensor:
-    holder = attn.config if type(attn).__name__ in _WINDOW_IN_CONFIG else attn
     angles = position_embeddings if getattr(attn, "use_rope", True) else None  # SmolLM3 rotates in some blocks only
-    return decoder.attended(attn, x, angles, getattr(holder, "sliding_window", None))
+    return decoder.attended(attn, x, angles, window_in_pass(attn))
 
 
 def parts_of(name: str) -> dict[str, Part]:
@@ -120,7 +128,7 @@ def _why_mixtral_is_padded(model: Any) -> str | None:
 
 _WINDOWS_TINY = {**TINY, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 _EXPERTS_TINY = {**TINY, "num_experts": 4, "num_experts_per_tok": 2}
-_QWEN_EXPERTS_TINY = {**_EXPERTS_TINY, "moe_intermediate_size": 16, "norm_topk_prob": True}
+_QWEN_EXPERTS_TINY = {**_WINDOWS_TINY, **_EXPERTS_TINY, "moe_intermediate_size": 16, "norm_topk_prob": True}
 
 PACKAGES = (
     "transformers.models.llama",
@@ -136,11 +144,12 @@ PACKAGES = (
 )
 FAMILIES = (
     like_llama("llama", "Llama"),
-    like_llama("qwen2", "Qwen2", tiny=_WINDOWS_TINY),
-    like_llama("qwen3", "Qwen3", tiny=_WINDOWS_TINY),  # with a norm of each query and key head
-    like_llama("smollm3", "SmolLM3", tiny={**TINY, "no_rope_layers": [1, 0]}),
+    like_llama("qwen2", "Qwen2", windows=WINDOWS_BY_LAYER, tiny=_WINDOWS_TINY),
+    # With a norm of each query and key head.
+    like_llama("qwen3", "Qwen3", windows=WINDOWS_BY_LAYER, tiny=_WINDOWS_TINY),
+    like_llama("smollm3", "SmolLM3", windows=WINDOWS_BY_LAYER, tiny={**TINY, "no_rope_layers": [1, 0]}),
     like_llama("gemma", "Gemma", rms_norms={"GemmaRMSNorm": RmsNorm("eps", weight_offset=1.0)}),
-    like_llama("mistral", "Mistral", tiny={**TINY, "sliding_window": 8}),  # a window in all blocks or in none
+    like_llama("mistral", "Mistral", windows=WINDOWS_IN_CONFIG, tiny={**TINY, "sliding_window": 8}),
     # These have experts in the place of some or all feed-forward parts.
     like_llama(
         "mixtral",
@@ -148,15 +157,23 @@ FAMILIES = (
         parts={name: part for name, part in parts_of("Mixtral").items() if name != "MixtralMLP"},
         feed_forward=None,
         why_padded=_why_mixtral_is_padded,
+        windows=WINDOWS_IN_CONFIG,
         tiny={**TINY, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     like_llama(
         "qwen2_moe",
         "Qwen2Moe",
         feed_forward=None,
+        windows=WINDOWS_BY_LAYER,
         tiny={**_QWEN_EXPERTS_TINY, "shared_expert_intermediate_size": 32},
     ),
-    like_llama("qwen3_moe", "Qwen3Moe", feed_forward=None, tiny={**_QWEN_EXPERTS_TINY, "mlp_only_layers": [0]}),
+    like_llama(
+        "qwen3_moe",
+        "Qwen3Moe",
+        feed_forward=None,
+        windows=WINDOWS_OF_ALL,
+        tiny={**_QWEN_EXPERTS_TINY, "mlp_only_layers": [0]},
+    ),
     # No fused piece normalises all query and key heads together yet: attention's products and norms are torch's own.
     like_llama("olmoe", "Olmoe", parts={}, feed_forward=None, tiny=_EXPERTS_TINY),
 )

@@ -11,7 +11,8 @@ from whet.kernels.activation import gated_act_joined
 from whet.kernels.attention_spec import window_of
 from whet.kernels.packed_attention import attend_joined
 from whet.kernels.rotary import rotate_joined
-from whet.models.family import Family, FeedForward, Part, Slots
+from whet.models.family import SLIDING, Family, FeedForward, Part, Slots, Windows
+from whet.models.fused import decoder
 from whet.models.fused.attention import of_chosen, spec_of
 from whet.models.fused.layers import (
     EmbeddingNames,
@@ -79,9 +80,19 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
     `positions` are cosines and sines (1, N, K).
     """
     qkv = with_bias(x, attn.Wqkv)[0].unflatten(-1, (3, -1, attn.head_dim))
-    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, attn.attention_dropout, window_of(attn.sliding_window))
+    p = attn.attention_dropout if attn.training else 0.0
+    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, p, window_of(_window(attn)))
     found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
     return of_chosen(found, attn, attn.whet_site.placement.now)
+
+
+def _window(attn: Any) -> int | None:
+    return attn.sliding_window
+
+
+def _masked_window(config: Any, _: int, block: Any) -> int | None:
+    """Return the window of the block's mask; the configuration counts the keys on one side without the token itself."""
+    return config.sliding_window + 1 if getattr(block, "attention_type", None) == SLIDING else None
 
 
 _BLOCK: Slots = {"attn.Wqkv": nn.Linear, "attn.Wo": nn.Linear, "mlp_norm": nn.LayerNorm}
@@ -105,6 +116,8 @@ FAMILIES = (
         feed_forward=FeedForward(
             path="mlp", up=("mlp.Wi",), down="mlp.Wo", activation="mlp.act", joined=True, inner_dropout="mlp.drop"
         ),
+        why_padded=decoder.why_padded,
+        windows=Windows(of_attention=_window, of_mask=_masked_window),
         tiny={
             "pad_token_id": 0,
             "local_attention": 8,

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
-from whet.models.fused.attention import attention
+from whet.models.fused.attention import attention, rate_of_called
 from whet.models.fused.layers import (
     TABLE_SLOTS,
     PlacedDropout,
@@ -112,7 +112,8 @@ def first_position(_: nn.Module) -> int:
 
 
 def _attended(attn: Any, x: Tensor, bias: Tensor) -> Tensor:
-    return attention(attn, x, (attn.q, attn.k, attn.v), attn.num_attention_heads, attn.dropout.p, bias)
+    parts = (attn.q, attn.k, attn.v)
+    return attention(attn, x, parts, attn.num_attention_heads, rate_of_called(attn.dropout), bias)
 
 
 _OWN: Slots = {"q": nn.Linear, "k": nn.Linear, "v": nn.Linear, "o": nn.Linear}

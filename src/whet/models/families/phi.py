@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whet.kernels.activation import gated_act_joined
 from whet.models.families import llama
-from whet.models.family import FeedForward, Part
+from whet.models.family import WINDOWS_IN_CONFIG, FeedForward, Part
 from whet.models.fused.layers import PlacedDropout, inner, pass_position, with_bias
 from whet.models.standard import ACTIVATIONS, why_called
 
@@ -62,6 +62,7 @@ FAMILIES = (
         feed_forward=FeedForward(
             path="mlp", up=("mlp.gate_up_proj",), down="mlp.down_proj", activation="mlp.activation_fn", joined=True
         ),
+        windows=WINDOWS_IN_CONFIG,
         tiny={**llama.TINY, "sliding_window": 8},
     ),
 )

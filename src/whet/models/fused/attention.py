@@ -13,9 +13,10 @@ from whet.kernels.attention_spec import AttentionSpec, Bias
 from whet.kernels.batch_position import BatchPosition, Chosen, Drop, Site
 from whet.kernels.linear import linear
 from whet.kernels.packed_attention import attend, attend_joined
-from whet.models.fused.layers import with_bias
+from whet.models.forwards import instance_forward
+from whet.models.fused.layers import PlacedDropout, with_bias
 from whet.models.fused.limits import came_later
-from whet.models.standard import why_called
+from whet.models.standard import has_own_hooks, name_of, why_called
 
 
 def attention(
@@ -23,7 +24,7 @@ def attention(
 ) -> Tensor:
     """Return the attention output (1, N, D) of x (1, N, D) through the projections of query, key and value.
 
-    `module` is one of the family's attention modules, `p` the dropout of its attention weights, `bias` what
+    `module` is one of the family's attention modules, `p` the share of its weights that this call drops, `bias` what
     `kernels.packed_attention.attend` takes. In the last block the result may be that of chosen tokens, (1, M, D).
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
@@ -60,7 +61,7 @@ def _of_chosen(x: Tensor, parts: tuple[nn.Linear, ...], chosen: Chosen) -> tuple
 
 
 def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | None = None) -> AttentionSpec:
-    """Return how an attention module runs on so many hidden states; `p` is the dropout of its attention weights.
+    """Return how an attention module runs on so many hidden states; `p` is the share of its weights that are dropped.
 
     Raises ConfigError if it has no part in the running pass, or gets the hidden states of chosen tokens alone.
     """
@@ -73,12 +74,45 @@ def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | No
         position.cu_seqlens,
         scale,
         causal=site.placement.causal,
-        drop=Drop.at(site, p, position) if module.training else None,
+        drop=Drop.at(site, p, position),
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,
         window=window,
     )
+
+
+def rate(attention: nn.Module, dropout: Any) -> float:
+    """Return what this call drops of the weights, where the class hands `dropout.p` to the AttentionInterface.
+
+    It reads the rate in training alone: an Identity may stand there in an evaluation.
+    """
+    return dropout.p if attention.training else 0.0
+
+
+def rate_of_called(dropout: Any) -> float:
+    """Return what this call drops of the weights, where the class calls the module: its own mode counts.
+
+    Raises ConfigError if it may do more than drop, which a pass, that does not call it, would leave out.
+    """
+    if (why := why_more_than_dropout(dropout)) is not None:
+        raise ConfigError(
+            what="the dropout of an attention was changed after whet had prepared the model",
+            got=why,
+            why="whet drops weights inside its attention, and never calls the module",
+            fix="change it first, and then call whet.optimize or make the Trainer; whet.optimize refuses such a model, "
+            "and the Trainer runs it with its padding",
+        )
+    return getattr(dropout, "p", 0.0) if dropout.training else 0.0
+
+
+def why_more_than_dropout(dropout: Any) -> str | None:
+    """Return why a module does more than drop numbers, or nothing, in place of an attention's dropout."""
+    if type(dropout) not in (nn.Dropout, PlacedDropout, nn.Identity):
+        return f"the dropout of its attention is a {name_of(type(dropout))}"
+    if instance_forward(dropout) is not None:
+        return "the dropout of its attention has a forward of its own"
+    return "the dropout of its attention has hooks" if has_own_hooks(dropout) else None
 
 
 def _can_join(parts: tuple[nn.Linear, ...]) -> bool:

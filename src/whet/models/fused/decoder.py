@@ -18,8 +18,6 @@ from whet.models.standard import ACTIVATIONS, why_called
 
 PROJECTIONS: Slots = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
 GATED: Slots = {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "act_fn": None}
-_NO_WINDOW = -1
-"""Stands for a block whose attention has no window of its own."""
 _MOVING_ROTARY = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on the longest sequence of a batch."""
 Angles = tuple[Tensor, Tensor]
@@ -35,7 +33,8 @@ def attended(attn: Any, x: Tensor, angles: Angles | None, window: int | None) ->
     q, k = (_norm_of_heads(attn, name, one) for name, one in (("q_norm", q), ("k_norm", k)))
     if angles is not None:
         q, k = (rotate(one, angles[0][0], angles[1][0]) for one in (q, k))
-    spec = spec_of(attn, x.shape[1], attn.scaling, attn.attention_dropout, window_of(window))
+    p = attn.attention_dropout if attn.training else 0.0
+    spec = spec_of(attn, x.shape[1], attn.scaling, p, window_of(window))
     return attend(q.to(v.dtype), k.to(v.dtype), v, spec).flatten(1)[None]
 
 
@@ -59,7 +58,7 @@ def gated(mlp: Any, x: Tensor) -> Tensor:
 
 def why_padded(model: Any) -> str | None:
     """Return why a model with rotary positions needs its padding; None: it does not."""
-    return why_rotary_moves(model.config) or why_other_window(model)
+    return why_rotary_moves(model.config)
 
 
 def why_rotary_moves(config: Any) -> str | None:
@@ -79,24 +78,6 @@ def named_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(name), max(value)
         else:
             yield str(name), value
-
-
-def why_other_window(model: Any) -> str | None:
-    """Return which block has another window than its place, as one that was moved there.
-
-    transformers masks by places (`config.layer_types`), and a packed pass takes the windows of the blocks.
-    """
-    config, kinds = model.config, getattr(model.config, "layer_types", None) or ()
-    for n, (block, kind) in enumerate(zip(getattr(model.base_model, "layers", ()), kinds, strict=False)):
-        own: int | None = getattr(getattr(block, "self_attn", None), "sliding_window", _NO_WINDOW)
-        wanted = config.sliding_window if kind == "sliding_attention" else None
-        if own not in (wanted, _NO_WINDOW):
-            return f"block {n} has {_named(own)}, and its place in config.layer_types {_named(wanted)}"
-    return None
-
-
-def _named(window: int | None) -> str:
-    return "no window" if window is None else f"a window of {window}"
 
 
 def _norm_of_heads(attn: Any, name: str, x: Tensor) -> Tensor:

@@ -89,4 +89,5 @@ def head_named(architectures: object, known: Iterable[Head] = OF_ENCODERS) -> He
     """Return which of these heads a configuration's `architectures` names; None for any other."""
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     names = [name.removesuffix("Simple") for name in names]  # FlaubertForQuestionAnsweringSimple, next to its beam head
+    names = [name.replace("LMHeadModel", CAUSAL_LM.ending) for name in names]  # of older families, such as GPT-2
     return next((head for head in known for name in names if head.ending and name.endswith(head.ending)), None)
