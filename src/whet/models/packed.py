@@ -28,7 +28,7 @@ from whet.models.family import Family
 from whet.models.forwards import bind, home_of, instance_forward
 from whet.models.fused import parts
 from whet.models.fused.layers import PLACEMENT, PlacedDropout
-from whet.models.packable import attentions_of, family_of, why_other_direction
+from whet.models.packable import attentions_of, family_of, why_other_direction, why_other_window
 from whet.models.standard import is_harmless
 
 CARD = Card(
@@ -150,9 +150,11 @@ class PackedModel:
         return attentions_of(self.module, self.family)
 
     @property
-    def why_other_direction(self) -> str | None:
-        """Which attention looks in another direction than a pass does; None: a proof has compared results instead."""
-        return None if self.family.proven else why_other_direction(self.attentions, self.family)
+    def why_other_attention(self) -> str | None:
+        """Which attention looks elsewhere than a pass does; None: none, or a proof has compared results instead."""
+        if self.family.proven:
+            return None
+        return why_other_direction(self.attentions, self.family) or why_other_window(self.module, self.family)
 
     @cached_property
     def position_offset(self) -> int:
@@ -168,7 +170,7 @@ class PackedModel:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
         if not attention.is_routed(self.module.base_model.config):  # pyright: ignore
             raise _changed_since("another attention implementation")
-        if (why := self.why_other_direction) is not None:
+        if (why := self.why_other_attention) is not None:
             raise _changed_since(why)
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same

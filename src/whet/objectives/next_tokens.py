@@ -13,7 +13,6 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.operator import native_for
-from whet.models.packable import why_other_window
 from whet.models.packed import PackedModel, explained, other_shape
 from whet.models.standard import why_called
 from whet.objectives import router_loss, unpadding
@@ -44,7 +43,7 @@ class PackedNextTokens(PackedHead):
 
     def run(self, batch: Batch, read: Read, *, seed: int, step: int) -> Any:
         """Return what `read` makes of the hidden states, within the pass of a packed batch."""
-        if (why := why_other_window(self._packed.module, self._packed.family)) is not None:
+        if (why := self._packed.why_other_attention) is not None:
             raise _changed_since(why)
         if self.model.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(seed, step, batch.first_slot)

@@ -86,7 +86,7 @@ class PackedHead(OwnLoss):
             return f"calls of the complete model, since {why}"
         if not attention.is_routed(self._packed.module.base_model.config):  # pyright: ignore
             return "models whose attention implementation was changed afterwards"
-        if (changed := self._packed.why_other_direction) is not None:
+        if (changed := self._packed.why_other_attention) is not None:
             return f"models in which {changed}"
         first_tokens = self._reads == "first tokens"
         return unpadding.why_padded(inputs, first_tokens=first_tokens, causal=self._packed.family.causal)

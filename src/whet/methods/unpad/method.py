@@ -32,7 +32,6 @@ from whet.models import last_block, record
 from whet.models.forwards import bind
 from whet.models.fused.limits import CameLaterError
 from whet.models.lazy_tensor import Known, LazyStates, Origin
-from whet.models.packable import why_other_window
 from whet.models.packed import PackedModel, explained, packed_model
 from whet.models.view import ModelView
 from whet.objectives import lazy_logits
@@ -281,7 +280,7 @@ def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | Non
     causal, hooks, forward = packed.family.causal, packed.hooks, type(encoder).forward
     if _FORWARDS.get(type(encoder), forward) is not forward:
         return "models whose class got another forward afterwards"
-    if (changed := packed.why_other_direction or why_other_window(encoder, packed.family)) is not None:
+    if (changed := packed.why_other_attention) is not None:
         return f"models in which {changed}"
     if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
         return why
