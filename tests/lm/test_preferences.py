@@ -138,7 +138,7 @@ def test_run_that_resumes_with_another_reference_is_refused(
     place = tmp_path / "out" / "checkpoint-1"
     for folder, code in ((decoder, 0), (tmp_path / "other", EXIT_BAD_CONFIG)):
         capfd.readouterr()
-        again = line(folder, tmp_path / folder.name, "--do_train", **options, resume_from_checkpoint=place)
+        again = line(folder, tmp_path / f"of-{folder.name}", "--do_train", **options, resume_from_checkpoint=place)
         assert run(again) == code
     said = " ".join(capfd.readouterr().err.split())
     assert "weights under the adapter" in said if "lora_r" in options else "loss.model_name_or_path: weights" in said

@@ -222,7 +222,7 @@ def test_blocks_in_places_of_the_other_kind_answer_as_without_whet(family: str, 
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3"])
-def test_blocks_in_places_of_the_other_kind_train_padded_or_are_refused(family: str, tmp_path: Path) -> None:
+def test_blocks_in_places_of_the_other_kind_train_padded(family: str, tmp_path: Path) -> None:
     rows: Any = [{"input_ids": list(range(10 + n, 30 + 4 * n))} for n in range(4)]
     rows = [row | {"labels": row["input_ids"], "attention_mask": [1] * len(row["input_ids"])} for row in rows]
     moved, plain = _model(family), _model(family)
@@ -235,8 +235,8 @@ def test_blocks_in_places_of_the_other_kind_train_padded_or_are_refused(family: 
         assert losses(before) == pytest.approx([float(plain.train()(**_padded(rows)).loss)], rel=1e-4)
     after = engine.Trainer(_model(family), arguments(tmp_path, max_steps=1), _padded, rows)
     swap(after.model)
-    with pytest.raises(whet.WhetError, match=r"block 0 has .* window.*, and its place in the configuration"):
-        after.train()
+    after.train()
+    assert losses(after) == pytest.approx(losses(before), rel=1e-4)
 
 
 class _Wrapper(nn.Module):

@@ -31,6 +31,8 @@ _OF_PROGRAMS = {
     "--revision": {"revision"},
     "--wait": {"wait"},
     "--tail": {"tail"},
+    "--sort-by": {"sort-by"},
+    "--local-dir": {"local-dir"},
     "numactl": {"cpunodebind", "membind"},
     "Open MPI": {"bind-to"},
     "--no-deps": {"no-deps"},
