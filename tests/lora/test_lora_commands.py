@@ -334,7 +334,10 @@ def test_checkpoint_without_the_settings_of_its_adapter_resumes(tmp_path: Path) 
         return trainer
 
     trained_to(1)
-    for n_steps, change in ((2, lambda found: found.pop("adapters")), (3, lambda found: found["adapters"]["default"].pop("bias"))):
+    for n_steps, change in (
+        (2, lambda found: found.pop("adapters")),
+        (3, lambda found: found["adapters"]["default"].pop("bias")),
+    ):
         folder = tmp_path / f"checkpoint-{n_steps - 1}"
         facts = json.loads((folder / "identity.json").read_text())
         change(facts["model"])

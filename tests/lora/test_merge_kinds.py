@@ -290,9 +290,7 @@ def test_labels_that_cannot_be_read_are_refused(
     adapter = saved(bases["llama"], tmp_path / "adapter")
     config = json.loads((bases["llama"] / "config.json").read_text())
     (adapter / "config.json").write_text(json.dumps(config | {"id2label": names}))
-    said = refusal(adapter, tmp_path / "merged", capfd)
-    assert str(adapter / "config.json") in said
-    assert "id2label" in said
+    assert str(adapter / "config.json") in refusal(adapter, tmp_path / "merged", capfd)
 
 
 SLOW = "(.*.*.*.*.*.*.*.*.*.*)*x"
