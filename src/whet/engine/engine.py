@@ -32,7 +32,7 @@ from whet.engine.sync import Sync, require_complete
 from whet.engine.trials.precision import PrecisionChoice
 from whet.errors import ConfigError, DataError
 from whet.log import logger
-from whet.models.special_tokens import align_special_tokens
+from whet.models.loading.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.store import compare, find, restore, weights

@@ -27,7 +27,7 @@ from whet.jobs.tokenising.encode import row_length
 from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
-from whet.models.special_tokens import set_padding
+from whet.models.loading.special_tokens import set_padding
 from whet.store.weights import save_processing
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.types import Answers, Questions

@@ -25,8 +25,8 @@ from whet.jobs.fields import JobFields
 from whet.jobs.predict.trained import read_reading
 from whet.jobs.task import Task
 from whet.models.loading.folder_check import file_of_run
+from whet.models.loading.special_tokens import no_padding_token
 from whet.models.loading.tokenizer_check import rust_errors
-from whet.models.special_tokens import no_padding_token
 from whet.report import runs
 from whet.watch import printing
 

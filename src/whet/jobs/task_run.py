@@ -30,7 +30,7 @@ from whet.models import adapters
 from whet.models.experts.settings import settings_of
 from whet.models.loading.heads import Head
 from whet.models.loading.load import ModelSource, n_tokens
-from whet.models.special_tokens import set_padding
+from whet.models.loading.special_tokens import set_padding
 from whet.objectives.base import Objective
 from whet.store import find
 from whet.store.weights import count_weights

@@ -153,7 +153,7 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     import torch
 
     from whet.engine.prepare import follow_own_switch
-    from whet.models.special_tokens import align_special_tokens
+    from whet.models.loading.special_tokens import align_special_tokens
     from whet.watch.determinism import deterministic
 
     candidate = Candidate.from_json(order["candidate"])

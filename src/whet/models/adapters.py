@@ -162,13 +162,18 @@ def files_of(model: nn.Module) -> list[dict[str, Tensor]]:
     return found if names else [dict(model.state_dict())]
 
 
+def _in_files(model: nn.Module) -> set[int]:
+    """Return where in memory the tensors begin that a save writes."""
+    return {tensor.data_ptr() for file in files_of(model) for tensor in file.values()}
+
+
 def read_by_save(model: nn.Module) -> dict[str, Tensor]:
     """Return the part of the model's state that a save reads: all of it, or with adapters these and what is trained."""
     state = dict(model.state_dict())
     if not names_of(model):
         return state
     trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
-    saved = {tensor.data_ptr() for file in files_of(model) for tensor in file.values()}
+    saved = _in_files(model)
     return {name: one for name, one in state.items() if name in trained or one.data_ptr() in saved}
 
 
@@ -186,7 +191,7 @@ def require_saved(model: nn.Module) -> None:
     """Raise ConfigError for weights that train and that a save of the adapters would leave out."""
     if not names_of(model):
         return
-    saved = {tensor.data_ptr() for file in files_of(model) for tensor in file.values()}
+    saved = _in_files(model)
     lost = [name for name, one in model.named_parameters() if one.requires_grad and one.data_ptr() not in saved]
     if lost:
         raise ConfigError(

@@ -40,7 +40,7 @@ from whet.models.loading.load import (
     load_tokenizer,
     max_positions,
 )
-from whet.models.special_tokens import align_special_tokens
+from whet.models.loading.special_tokens import align_special_tokens
 from whet.store.weights import save_processing, save_weights
 from whet.watch import files as output_files
 from whet.watch import printing

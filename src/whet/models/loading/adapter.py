@@ -41,8 +41,8 @@ from whet.models.loading.load import (
 )
 from whet.models.loading.missing_check import in_short, new_weights
 from whet.models.loading.quiet import quiet
+from whet.models.loading.special_tokens import align_special_tokens, set_padding
 from whet.models.loading.tensor_check import read_header
-from whet.models.special_tokens import align_special_tokens, set_padding
 
 
 def _is_number(value: object) -> bool:
