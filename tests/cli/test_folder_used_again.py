@@ -223,6 +223,21 @@ def test_answers_of_the_other_squad_do_not_stay(place: Path, tmp_path: Path) -> 
     assert _kept(out, "eval_f1", "train_loss").keys() == {"eval_f1", "train_loss"}
 
 
+def test_answers_before_the_first_step_are_not_of_an_earlier_model(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = examples("qa", tmp_path), tmp_path / "out"
+    line = words("qa", place / "model", out, "--do_train", "--eval_on_start", "--overwrite_output_dir",
+                 train_file=file, validation_file=file, doc_stride=8, max_steps=1)  # fmt: skip
+    assert run(line) == 0
+    assert "of an earlier model" not in capsys.readouterr().err
+    assert not _are_there(out, "eval_predictions.json")
+    assert run([*line, "--do_eval"]) == 0
+    assert run(line) == 0
+    assert "of an earlier model: " in (said := capsys.readouterr().err)
+    assert "eval_predictions.json" in said.partition("of an earlier model: ")[2]
+
+
 def test_errors_that_cannot_be_written_do_not_leave_old_ones(place: Path, out: Path, do: Do) -> None:
     (out / ".errors.jsonl.partial").mkdir()
     found = do("--do_eval", model=out, validation_file=place / "few.csv", save_error_policy="continue")

@@ -286,7 +286,7 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], found: Sequence[
     known = [one for one in found if not math.isnan(one.metrics[name])] or found
     best = (max if greater else min)(known, key=lambda one: one.metrics[name])
     folder = Path(args.output_dir)
-    results.forget(folder, says=False)
+    results.forget(folder)
     output_files.copy_model(folder / f"seed-{best.seed}", folder, leave_out=_OWN)
     spread: dict[str, float] = {}
     for metric in _judged(found):

@@ -428,7 +428,7 @@ class _Search:
             )
         source = self._folder_of(best.number)
         if not self._is_copied(best):
-            results.forget(self._folder, says=False)
+            results.forget(self._folder)
             output_files.copy_model(source, self._folder)
             card = self._folder / "README.md"
             with suppress(OSError):

@@ -30,6 +30,7 @@ class UsedAgain:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
+        self._found = results.names_in(self._folder)
         self._has_stepped = False
 
     def after_first_step(self) -> FirstStep:
@@ -61,13 +62,8 @@ class UsedAgain:
 
     def _forget(self) -> None:
         self._has_stepped = True
-        forget(self._folder)
-
-
-def forget(folder: Path) -> None:
-    """Remove the results in the folder, and its report."""
-    results.forget(folder)
-    report.remove(folder)
+        results.forget(self._folder, named=self._found)  # an evaluation at the start of this run is nobody's news
+        report.remove(self._folder)
 
 
 def contents(job: JobFields) -> dict[str, str]:

@@ -61,10 +61,14 @@ def save(
         logger.info("removed what was said of other data before, and is not now: %s", ", ".join(removed))
 
 
-def forget(folder: Path, *, says: bool = True) -> None:
-    """Remove all results in this folder, which are of an earlier model; name them unless others take their place."""
-    names = [SEEDS, STATE, *(name for split in ("train", *ERRORS) for name in _all_names_of(split))]
-    _forget(folder, names, says=says)
+def forget(folder: Path, *, named: Collection[str] = ()) -> None:
+    """Remove all results in this folder, which are of an earlier model; tell people of those that are `named`."""
+    _forget(folder, _ALL_NAMES, named)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the results in this folder."""
+    return [name for name in (ALL, *_ALL_NAMES) if (folder / name).is_file()]
 
 
 def settle(folder: Path, model: str, before: str | None = None) -> bool:
@@ -77,17 +81,17 @@ def settle(folder: Path, model: str, before: str | None = None) -> bool:
         return False
     known = _read_object(folder / OWNER_NAME).get("model", before)
     names = [name for split in ERRORS for name in _all_names_of(split)]
-    is_other = known not in (None, model) and _forget(folder, names, says=True)
+    is_other = known not in (None, model) and _forget(folder, names, names_in(folder))
     if known != model or not (folder / OWNER_NAME).exists():
         output_files.write_json(folder / OWNER_NAME, {"model": model}, indent=2, on_error="continue")
     return is_other
 
 
-def _forget(folder: Path, names: Iterable[str], *, says: bool) -> bool:
+def _forget(folder: Path, names: Iterable[str], named: Collection[str]) -> bool:
     removed = _remove(folder, [ALL, *names], "continue")
     _remove(folder, [OWNER_NAME], "continue")
-    if removed and says:
-        printing.show_wrapped(f"removed the results of an earlier model: {', '.join(removed)}")
+    if told := [name for name in removed if name in named]:
+        printing.show_wrapped(f"removed the results of an earlier model: {', '.join(told)}")
     return bool(removed)
 
 
@@ -111,6 +115,9 @@ def _names_of(split: str) -> list[str]:
     examples = [name.format(split) for name in _OF_EXAMPLES] if split in ERRORS else []
     errors = [ERRORS[split]] if split in ERRORS else []
     return [f"{split}_left_out.json", *errors, *examples, *_OF_SCRIPTS.get(split, ())]
+
+
+_ALL_NAMES = (SEEDS, STATE, *(name for split in ("train", *ERRORS) for name in _all_names_of(split)))
 
 
 def _remove(folder: Path, names: Iterable[str], on_error: str) -> list[str]:
