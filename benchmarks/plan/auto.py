@@ -6,9 +6,10 @@
 The models have random weights and a vocabulary of made-up words, so that nothing is downloaded. Every run is a command
 of its own. The settings run once for three steps without a limit, which tells what each of them holds. Then everything
 runs in a cgroup whose limit lies between the one that holds least and the one that holds most: the kernel ends what is
-above it. That takes root, as in a container. The time of a step is the mean from the third step to the last, on the same rows for all.
-At the end `--auto` and the fastest by hand run in turn, and the median of these counts, since the fastest of twelve is
-also the one with the most luck. Trials of `--auto` do not count: its first run makes them, the others take the choice.
+above it. That takes root, as in a container. The time of a step is the mean from the third step to the last, on the
+same rows for all. At the end `--auto` and the fastest by hand run in turn, and the median of these counts, since the
+fastest of twelve is also the one with the most luck. Trials of `--auto` do not count: its first run makes them, the
+others take the choice.
 """
 
 from __future__ import annotations
