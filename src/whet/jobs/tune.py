@@ -600,7 +600,7 @@ def _words_of_training(
 
 def _process(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs these words of whet's, and its environment, which has the secrets among them."""
-    command, held = without_secrets([sys.executable, "-m", "whet", *words])
+    command, held = without_secrets(system.python("-m", "whet", *words))
     own = {name: value for name, value in os.environ.items() if name != RESUME}  # each trial begins
     return command, {**own, **held}
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from whet import json_output
+from whet import json_output, system
 from whet.config.secrets import hidden
 from whet.console import duration, plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
@@ -273,7 +273,7 @@ class _Job:
 
     def command(self, host: Host, words: Sequence[str], before: str = "") -> list[str]:
         """Return the command that runs Python there; without ssh if the host is this machine."""
-        script = f"{before}exec {shlex.join([self.python, *words])}"
+        script = f"{before}exec {shlex.join(system.python(*words, program=self.python))}"
         if is_this_machine(host.name, self.several.ssh_command):
             return ["sh", "-c", script]
         # the user's own shell there may be any

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from whet import system
 from whet.config import secrets
 from whet.config.ranks import require_output_for_restarts
 from whet.errors import ConfigError
@@ -29,7 +30,7 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
     require_words(words)
     first = words[0]
     if first in commands:
-        return [sys.executable, "-m", "whet", *words]
+        return system.python("-m", "whet", *words)
     if first == "-m":
         return [sys.executable, *words]
     if Path(first).suffix == ".py" and Path(first).is_file():
