@@ -27,6 +27,7 @@ from whet.config.command_line import load as load_settings
 from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.hardware import cpu
 from whet.jobs import model_card
+from whet.jobs.trial_processes import started_by, without_auto
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast
 from whet.watch import stop
@@ -235,9 +236,7 @@ def test_a_run_stopped_after_its_training_is_evaluated_without_trials(
 @pytest.mark.slow
 def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path, tmp_path: Path) -> None:
     """A library without malloc stands for it: what counts is that it is loaded, and that the process stays the same."""
-    library = tmp_path / "conda" / "lib" / "libjemalloc.so.2"
-    library.parent.mkdir(parents=True)
-    shutil.copy(next(Path("/").glob("lib*/*linux-gnu/libm.so.6")), library)
+    a_library(tmp_path / "conda" / "lib", "libjemalloc.so.2")
     given = asked("classify", encoder, tmp_path / "out", auto="true")
     keep(Candidate(rows=3, batches=2, allocator="jemalloc"), given)
     process = subprocess.Popen(
@@ -293,6 +292,21 @@ def test_ranks_are_tried_and_taken(encoder: Path, rows: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert begins(tmp_path / "out")[-1]["auto"]["ranks"] == 2
     assert furthest(tmp_path / "out", tmp_path / "plain") <= ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu.usable_cores() < 2, reason="one core runs one rank")
+def test_ranks_write_into_the_output_folder_alone(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    given = asked("classify", encoder, tmp_path / "out", auto="true")
+    keep(Candidate(rows=3, batches=1, ranks=2), given)
+    line = [sys.executable, "-m", "whet", *given]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert begins(tmp_path / "out")[0]["auto"]["ranks"] == 2
+    assert (tmp_path / "out" / "launch-logs" / "rank-1.log").is_file()
+    assert not list(here.iterdir())
 
 
 @pytest.mark.slow
@@ -394,12 +408,54 @@ def test_a_choice_made_next_to_others_is_made_again_when_they_are_gone(monkeypat
         assert bool(choice.why_again(None)) is not busy
 
 
-def test_the_command_does_the_same_without_auto(tmp_path: Path) -> None:
+def a_library(folder: Path, name: str) -> Path:
+    """A library of this name that loads, and takes nobody's calls."""
+    library = folder / name
+    library.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next(Path("/").glob("lib*/*linux-gnu/libm.so.6")), library)
+    return library
+
+
+_FACTS = (
+    "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], open('/proc/self/maps').read())"
+)
+
+
+def test_the_command_does_the_same_without_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = a_library(tmp_path / "conda" / "lib", "libjemalloc.so.2")
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "conda"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     given = asked("classify", tmp_path, tmp_path / "out")
     _, args = load_settings(command("classify"), [*given[1:]]).settings
-    candidate = Candidate(rows=6, batches=1, threads=4)
-    text = candidate.command("classify", args)
-    assert text.startswith("OMP_NUM_THREADS=4 whet classify ...")
-    assert "--per_device_train_batch_size 6 --gradient_accumulation_steps 1" in text
-    ranks = replace(candidate, rows=3, ranks=2, allocator="jemalloc").command("classify", args)
-    assert ranks.startswith("whet launch --nproc_per_node 2 --memory_allocator jemalloc -- classify ...")
+    text = without_auto(Candidate(rows=6, batches=1), "classify", args)
+    assert text == "whet classify ... --per_device_train_batch_size 6 --gradient_accumulation_steps 1"
+    cpu_of_this = min(cpu.usable_cpus())
+    alone = Candidate(rows=6, batches=1, threads=4, allocator="jemalloc", cpus=(cpu_of_this,))
+    text = without_auto(alone, "classify", args)
+    before, whet, options = text.partition("whet classify ...")
+    assert whet
+    assert options == " --per_device_train_batch_size 6 --gradient_accumulation_steps 1"
+    program = f"{shlex.quote(sys.executable)} -c {shlex.quote(_FACTS)}"
+    found = subprocess.run(["sh", "-c", before + program], capture_output=True, text=True, check=True).stdout
+    assert found.startswith(f"[{cpu_of_this}] 4 "), "one process, its cores and threads"
+    assert str(library) in found
+    ranks = replace(alone, rows=3, ranks=2, cpus=())
+    assert without_auto(ranks, "classify", args).startswith(
+        "whet launch --nproc_per_node 2 --memory_allocator jemalloc --openmp default -- classify ..."
+    )
+    ranks = replace(ranks, allocator="default")
+    words, _ = started_by(ranks, ["classify"], "logs")
+    shown = "launch --nproc_per_node 2 --memory_allocator default --openmp default"
+    assert f"whet {shown} --log_dir logs -- classify" in " ".join(words)
+    assert without_auto(ranks, "classify", args).startswith(f"whet {shown} -- classify ...")
+
+
+@pytest.mark.parametrize("name", ["libtcmalloc.so.4", "libiomp5.so"])
+def test_ranks_keep_what_the_user_preloads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = a_library(tmp_path, name)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    command, environment = started_by(Candidate(rows=3, batches=1, ranks=2), ["classify"], str(tmp_path))
+    planned = [*command[: command.index("--")], "--dry_run"]
+    found = subprocess.run(planned, env=environment, capture_output=True, text=True, check=True).stderr
+    assert f"preloaded: {name}\n" in found, "this library, and no other"
+    assert "gives way" not in found

@@ -169,6 +169,15 @@ def choose_libraries(allocator: Allocator, openmp: OpenMP, environment: Mapping[
     return Preload(found["memory_allocator"], found["openmp"], tuple(kept), tuple(notes))
 
 
+def as_preloaded(environment: Mapping[str, str] = os.environ) -> tuple[Allocator, OpenMP]:
+    """Return the options with which ranks are started with what LD_PRELOAD has, and with nothing more."""
+    given = [Path(entry).name for entry in environment.get("LD_PRELOAD", "").replace(":", " ").split()]
+    return (
+        "auto" if any(map(_IS_ALLOCATOR.search, given)) else "default",
+        "auto" if any(map(_IS_OPENMP.search, given)) else "default",
+    )
+
+
 def find_library(name: str, places: Sequence[Path], cached: Sequence[Path] = ()) -> Path | None:
     """Return the file of a library for this processor: in these folders, or among the linker's own; None if none."""
     for begin in _NAMES[name]:
@@ -244,6 +253,7 @@ _OURS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
+
 LIMIT_THREADS = ("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT")
 """Variables that decide over torch's threads before OMP_NUM_THREADS does."""
 

@@ -112,16 +112,6 @@ class Candidate:
         parts += [self.allocator] if self.allocator != "default" else []
         return ", ".join(parts)
 
-    def command(self, task: str, args: TrainingArguments) -> str:
-        """Return the command that does the same without --auto, the user's other options as dots."""
-        words = [f"OMP_NUM_THREADS={self.threads}"] if self.threads and self.ranks == 1 else []
-        launched = ["launch"]
-        launched += [f"--nproc_per_node {self.ranks}"] if self.ranks > 1 else []
-        launched += [f"--memory_allocator {self.allocator}"] if self.needs_other_process else []
-        words += ["whet", *([*launched, "--"] if len(launched) > 1 else []), task, "..."]
-        words += [f"--{name} {_word(value)}" for name, value in self.changed(args).items() if value is not None]
-        return " ".join(words)
-
 
 CHECKPOINTING, COMPILE = "--gradient_checkpointing", "--torch_compile"
 _FORMATS = {"bf16": "--bf16", "fp16": "--fp16", "int8": "--precision int8"}
@@ -357,10 +347,6 @@ def price(flag: str, with_s: float, without_s: float) -> str:
     if with_s > (1 + _BARELY) * without_s:
         return f"{flag} costs {with_s / without_s - 1:.0%} here ({times}): it stays on, as asked for; leave it out"
     return f"{flag} costs nothing here ({times})"
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # ---- the machine ----
