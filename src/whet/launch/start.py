@@ -19,6 +19,7 @@ from whet import system
 from whet.config import secrets
 from whet.config.ranks import require_output_for_restarts
 from whet.errors import ConfigError
+from whet.hardware.openmp import LIMIT_THREADS
 from whet.hardware.rank_plan import RankPlan
 from whet.launch.words import is_python
 
@@ -253,9 +254,6 @@ _OURS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
-
-LIMIT_THREADS = ("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT")
-"""Variables that decide over torch's threads before OMP_NUM_THREADS does."""
 
 
 def changed_variables(
