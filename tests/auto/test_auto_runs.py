@@ -111,7 +111,10 @@ def test_a_second_start_takes_the_choice_of_the_first(
     assert STARTS.n_forked == before, "a choice that is kept starts no process"
     assert "as tried" in capsys.readouterr().out
     assert begins(tmp_path / "second")[0]["auto"]["setting"]
-    rows.write_text(rows.read_text() * 2)  # data of another shape
+    text = rows.read_text()
+    first, *others = text.splitlines(keepends=True)
+    rows.write_text("".join([first, others[0].replace(" ", "-"), *others[1:]]))  # as many bytes, and a longer row
+    assert rows.stat().st_size == len(text.encode())
     assert run(asked("classify", encoder, tmp_path / "third", **_TRIES, dry_run="true")) == 0
     assert STARTS.n_forked > before
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
+from whet.data.files.file_bytes import digest_of
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -386,9 +387,9 @@ _FILES = ("train_file", "validation_file")
 
 
 def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
-    """Return what a choice depends on: the machine, versions, the model's shape, and the data's.
+    """Return what a choice depends on: the machine, versions, the model's shape, and the data.
 
-    The data's is the size of its files, to two digits, with the settings that cut it into rows.
+    Files count by their content: the longest row of other data may not fit into memory.
     """
     values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
     found = {name: value for name, value in values.items() if name not in _SHAPELESS}
@@ -398,7 +399,7 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
             found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
     for name in _FILES:
         if found[name] and Path(found[name]).is_file():
-            found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
+            found[name] = digest_of([Path(found[name])])
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         "several_seeds": values["seeds"] > 1,  # they run in one process
