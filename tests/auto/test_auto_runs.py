@@ -376,10 +376,13 @@ def test_verdicts_follow_the_times_in_pairs() -> None:
 
 
 def test_a_step_is_split_in_halves_and_the_users_split_stays() -> None:
-    found = choose.sizes(Candidate(rows=3, batches=8))
-    assert found == [(24, 1), (12, 2), (6, 4), (3, 8)]
-    assert all(rows * batches == 24 for rows, batches in found)
-    assert choose.sizes(Candidate(rows=7, batches=1)) == [(7, 1)]
+    assert choose.sizes(Candidate(rows=3, batches=8)) == ([(24, 1), (12, 2), (6, 4), (3, 8)], [(1, 24)])
+    assert choose.sizes(Candidate(rows=45, batches=1)) == ([(45, 1), (15, 3), (5, 9)], [(1, 45)])
+    assert choose.sizes(Candidate(rows=7, batches=1)) == ([(7, 1), (1, 7)], [])
+    assert choose.sizes(Candidate(rows=2, batches=32)) == (
+        [(64, 1), (32, 2), (16, 4), (8, 8), (4, 16), (2, 32)],
+        [(1, 64)],
+    )
 
 
 @pytest.mark.parametrize("room", [100, 40, 13, 2, 1])
@@ -393,6 +396,25 @@ def test_the_largest_split_that_fits_is_found_by_few_forecasts(room: int) -> Non
     assert max(one.candidate.rows for one in found if one.fits) == max(one.rows for one in ways if one.rows <= room)
     assert len(found) <= 4
     assert choose.largest_fitting(ways, lambda one: replace(look(one), fits=False))[-1].candidate.rows == 1
+
+
+@pytest.mark.parametrize(("room", "found"), [(30, (15, 3)), (4, (1, 45)), (0, None)])
+def test_smaller_parts_of_a_step_are_taken_if_no_larger_one_fits(room: int, found: tuple[int, int] | None) -> None:
+    """A sixteenth of 45 rows is nearly 3; where nothing fits, all ways were looked at."""
+    base = Candidate(rows=45, batches=1)
+
+    def look(one: Candidate) -> Forecast:
+        return Forecast(candidate=one, step_s=1.0, fits=one.rows <= room, peak_bytes=one.rows)
+
+    def timed(one: Candidate) -> Forecast:
+        return replace(look(one), peak_bytes=None)
+
+    known = choose.forecasts(base, choose.sizes(base), (None, "selective"), look, timed)
+    fitting = [(one.candidate.rows, one.candidate.batches) for one in known if one.fits]
+    assert max(fitting, default=None) == found
+    assert all(one.candidate.rows * one.candidate.batches == 45 for one in known)
+    if found is None:
+        assert {one.candidate.checkpointing for one in known if one.candidate.rows == 1} == {None, "selective"}
 
 
 def test_a_choice_holds_as_long_as_the_memory_does() -> None:

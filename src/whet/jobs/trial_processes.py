@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +109,13 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
 
     padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
     why = choose.fixed_split(args) or padded
-    sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
+    sizes = ([(base.rows, base.batches)], []) if why else choose.sizes(base)
 
-    def known_in(form: str) -> list[Forecast]:
-        known: list[Forecast] = []
-        for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-            larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
-            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
-            looks = choose.largest_fitting(ways, lambda one: look(one, form))
-            known += looks
-            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
-            seen = [one.candidate for one in looks]
-            known += [timed(one, form) for one in ways if one.rows < largest and one not in seen]
-        return known
-
-    known = {form: known_in(form) for form in dict.fromkeys((args.precision, *first.by_format))}
+    policies = (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES)
+    known = {
+        form: choose.forecasts(base, sizes, policies, partial(look, form=form), partial(timed, form=form))
+        for form in dict.fromkeys((args.precision, *first.by_format))
+    }
     without = {
         form: [look(choose.without(one, flag), form) for one in tried[:1] for flag in choose.doubtful(args)]
         for form, found in known.items()

@@ -39,7 +39,7 @@ MOST_ROUNDS = 6
 _FEWEST_ROUNDS = 3
 _HOPELESS, _SLOWER, _FASTER, _BARELY_FASTER = (1.3, 1.08), 1.03, 0.97, 0.985
 _SMALLEST_FRAC = 16
-"""Micro-batches are not split below this part of a step: products of few rows are slow."""
+"""Micro-batches are not split below this part of a step if larger ones fit: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 """So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
 _NOT_FAR = 1.15
@@ -139,17 +139,23 @@ def doubtful(args: TrainingArguments) -> list[str]:
     return found + ([_FORMATS[args.precision]] if args.precision in _FORMATS else [])
 
 
-def sizes(base: Candidate) -> list[tuple[int, int]]:
-    """Return how the rows of a step may be split into micro-batches, the largest first; the user's split among them."""
+Sizes = list[tuple[int, int]]
+"""Ways to split a step: rows of a micro-batch, and micro-batches."""
+
+
+def sizes(base: Candidate) -> tuple[Sizes, Sizes]:
+    """Return how the rows of a step may be split into micro-batches, the largest first; the user's split among them.
+
+    Then smaller ones, for a step of which none of these fits into memory.
+    """
     total = base.rows * base.batches
-    found = {(base.rows, base.batches)}
-    rows = total
-    while rows >= max(1, total // _SMALLEST_FRAC):
-        found.add((rows, total // rows))
-        if rows % 2:
-            break
-        rows //= 2
-    return sorted(found, reverse=True)
+    usual, smaller, rows = {base.rows}, set[int](), total
+    while rows:
+        (usual if rows * _SMALLEST_FRAC >= total else smaller).add(rows)
+        rows = next((one for one in range(rows // 2, 0, -1) if total % one == 0), 0)
+    ordered = (sorted(usual, reverse=True), sorted(smaller - usual, reverse=True))
+    usual_sizes, smaller_sizes = ([(rows, total // rows) for rows in found] for found in ordered)
+    return usual_sizes, smaller_sizes
 
 
 def fixed_split(args: TrainingArguments) -> str:
@@ -177,6 +183,31 @@ def largest_fitting(ways: Sequence[Candidate], look: Callable[[Candidate], Forec
         low, high = (low, at) if found[-1].fits else (at + 1, high)
         at = (low + high) // 2
     return found
+
+
+def forecasts(
+    base: Candidate,
+    sizes: tuple[Sizes, Sizes],
+    policies: Sequence[Policy | None],
+    look: Callable[[Candidate], Forecast],
+    timed: Callable[[Candidate], Forecast],
+) -> list[Forecast]:
+    """Return what is known of the ways to run a step: with each policy, unless one before it lets as many rows fit.
+
+    `sizes` are those that are tried first, and those for a step of which none of these fits. `look` rehearses a
+    candidate; `timed` forecasts its time alone, as a larger one fits.
+    """
+    known: list[Forecast] = []
+    for some in sizes:
+        for policy in policies if not any(one.fits for one in known) else ():
+            larger = [size for size in some if all(not one.fits or one.candidate.rows < size[0] for one in known)]
+            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
+            looks = largest_fitting(ways, look)
+            known += looks
+            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
+            seen = [one.candidate for one in looks]
+            known += [timed(one) for one in ways if one.rows < largest and one not in seen]
+    return known
 
 
 def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
