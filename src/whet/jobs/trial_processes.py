@@ -161,7 +161,7 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     align_special_tokens(engine.model, engine.spec.processing_class)
     follow_own_switch(engine.model, engine.args)
     with deterministic(args.full_determinism):
-        loop, began_s = engine.new_loop(), time.perf_counter()
+        loop, began_s = engine.new_loop(is_trial=True), time.perf_counter()
         loop.start(None)
         trial_s = time.perf_counter() - began_s
 
