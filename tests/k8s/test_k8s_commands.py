@@ -104,5 +104,5 @@ def test_pods_get_dollars_as_they_are_and_the_values_of_named_variables(
 
 
 def test_variables_that_decide_over_threads_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT", "WHET_LAUNCH_ID"):
         assert f"{name} is set by the plan" in refused(capfd, env=(f"{name}=1",))

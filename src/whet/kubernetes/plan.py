@@ -5,6 +5,8 @@ That is a command of whet, a script or a module; here stands what of it the pods
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 from whet.config import deepspeed, secrets
 from whet.config.command_line import read_config
-from whet.config.environment import RESUME
+from whet.config.environment import LAUNCH, RESUME
 from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import read_quantity, secret_reference
@@ -137,11 +139,19 @@ def _variables(asked: KubernetesFields, n_threads: int, *, has_peers: bool) -> d
         "TMPDIR": TEMPORARY,
         "PYTHONUNBUFFERED": "1",
         RESUME: "auto",  # a pod does not know whether it is the first: the trainings in it look for checkpoints
+        LAUNCH: _id_of(asked),
     }
     if has_peers:
         found["GLOO_SOCKET_IFNAME"] = asked.network_interface
         found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(asked.grace_period_s - _TO_END_S)  # else 30 s, then SIGKILL
     return found | dict(pair.split("=", 1) for pair in asked.env)
+
+
+def _id_of(asked: KubernetesFields) -> str:
+    """Return the id of the job: a new one for each that is submitted, and the same whenever one is rendered again."""
+    if asked.action == "submit":
+        return uuid.uuid4().hex
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:32]
 
 
 _STARTS_RANKS = ("launch", "k8s")
