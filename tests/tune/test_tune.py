@@ -383,7 +383,7 @@ def test_nothing_to_search_and_unknown_task_are_refused(
     "search",
     [
         ("learning_rate=1e-5,1e-4,1e-3,1e-2", "max_seq_length=8:16:4", "adam_beta2=0.9,0.99"),
-        ("weight_decay=0:0.3:0.1", 'lr_scheduler_kwargs={},{"a": 1, "b": [2, 3]},null', "max_seq_length=14,16"),
+        ("weight_decay=0:0.3:0.1", 'lr_scheduler_kwargs={},{"power": 2, "lr_end": 1e-8},null', "max_seq_length=14,16"),
     ],
 )
 def test_search_ends_once_all_combinations_were_tried(
@@ -400,7 +400,8 @@ def test_search_ends_once_all_combinations_were_tried(
 
     monkeypatch.setattr(tune._Search, "_train", train)
     monkeypatch.setattr(tune._Search, "finish", lambda _: None)
-    argv = command(encoder, topics, tmp_path / "out", *search, trials=30, max_seq_length=16, learning_rate=1e-4)
+    more = {"max_seq_length": 16, "learning_rate": 1e-4, "lr_scheduler_type": "polynomial"}
+    argv = command(encoder, topics, tmp_path / "out", *search, trials=30, **more)
     assert run(argv) == 0
     assert len(tried) == len(set(tried)) == 24
     assert "all combinations were tried" in capsys.readouterr().out
