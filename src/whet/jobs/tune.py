@@ -151,8 +151,8 @@ class _Search:
             self._require_same(study.user_attrs["settings"], settings)
         else:
             study.set_user_attr("settings", settings)
-            first = {one: _plain(getattr(self._owner(one.name), one.name)) for one in self._space}
-            known = {one.name: _encoded(value) for one, value in first.items() if one.has(value)}
+            first = [(one, _plain(getattr(self._owner(one.name), one.name))) for one in self._space]
+            known = {one.name: _encoded(value) for one, value in first if one.has(value)}
             study.enqueue_trial(known, user_attrs={_AS_GIVEN: len(known) == len(first)})
         for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             self._again(study, trial)  # it was killed with its search

@@ -69,7 +69,9 @@ class Values:
 
     def at(self, place: int) -> Any:
         """Return the value of this place, from 0 to `count`."""
-        return self.choices[place] if self.choices else self.number(self.low + place * (self.every or 0.0))
+        if self.choices:
+            return self.choices[place]
+        return self.number(min(self.low + place * (self.every or 0.0), self.high))
 
     def place_of(self, value: Any) -> int | None:
         """Return the place of a value that a trial had; None if there is no such place."""
