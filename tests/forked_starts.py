@@ -118,7 +118,7 @@ class Starts:
         own_rights = (gid, gids, uid, umask) == (None, None, None, -1)
         if not (plain and own_rights and restore_signals and is_python(args)):
             return None
-        words = _without_quiet(args)
+        words, options = _program(args), [os.fsdecode(word) for word in args][1 : len(args) - len(_program(args))]
         folder = os.path.abspath(os.fsdecode(cwd or "."))  # noqa: PTH100
         variables = os.environ if env is None else env
         environment = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
@@ -130,12 +130,13 @@ class Starts:
         with self._lock:
             self._serve()
         first = _first_folder(words, folder)
+        firsts = [] if first is None or "-P" in options else [first]
         paths = [os.path.join(folder, one) for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: PTH118
-        if first is None or any(map(self._shadows, [first or folder, *paths])):
+        if first is None or any(map(self._shadows, [*(one or folder for one in firsts), *paths])):
             return None
         job = {
-            "words": words, "folder": folder, "environment": environment, "paths": [first, *paths],
-            "quiet": len(words) < len(args) - 1, "parent": os.getpid(),
+            "words": words, "folder": folder, "environment": environment, "paths": [*firsts, *paths],
+            "options": options, "parent": os.getpid(),
             "session": new_session, "group": process_group, "umask": _umask(),
         }  # fmt: skip
         return job if len(json.dumps(job)) < _LARGEST else None
@@ -200,16 +201,17 @@ def is_python(args: Any) -> bool:
     """Return whether the command is this interpreter with a program that may be heavy, without options of its own."""
     if isinstance(args, str | bytes | os.PathLike) or len(args) < 2 or os.fsdecode(args[0]) != sys.executable:
         return False
-    words = _without_quiet(args)[:3]
+    words = _program(args)[:3]
     if words[:2] == ["-m", "pytest"] or (words[:2] == ["-m", "whet"] and words[2:] and words[2] in _LIGHT):
         return False
     return (words[:1] in (["-c"], ["-m"]) and len(words) > 1) or "".join(words[:1]).endswith(".py")
 
 
-def _without_quiet(args: Any) -> list[str]:
-    """Return the words after the interpreter and `-W ignore`, the one option of it that a fork can take on."""
+def _program(args: Any) -> list[str]:
+    """Return the words after the interpreter and `-W ignore` or `-P`, the options of it that a fork can take on."""
     words = [os.fsdecode(word) for word in args][1:]
-    return words[2:] if words[:2] == ["-W", "ignore"] else words
+    words = words[2:] if words[:2] == ["-W", "ignore"] else words
+    return words[1:] if words[:1] == ["-P"] else words
 
 
 def _first_folder(words: Sequence[str], folder: str) -> str | None:
@@ -339,10 +341,10 @@ def _run(job: Job) -> None:
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     kind, *rest = job["words"]
-    if job["quiet"]:
+    if "-W" in job["options"]:
         sys.warnoptions.append("ignore")
         warnings.simplefilter("ignore")
-    sys.orig_argv[:] = [sys.executable, *job["words"]]
+    sys.orig_argv[:] = [sys.executable, *job["options"], *job["words"]]
     if kind == "-m":
         sys.argv[:] = ["-m", *rest[1:]]
         runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]

@@ -516,6 +516,23 @@ def ending_with(parent: int) -> Callable[[], bool]:
     return end_with
 
 
+def python(*words: str, program: str | None = None) -> list[str]:
+    """Return the command that runs modules and code of whet itself, which come after `-m` or `-c`.
+
+    Without -P, Python would look into the current folder before its own library: a project's `statistics.py` would take
+    the place of Python's. If this process looks there too, so does the other: whet may lie in it.
+    """
+    return [program or sys.executable, *([] if _looks_into_current_folder() else ["-P"]), *words]
+
+
+def _looks_into_current_folder() -> bool:
+    try:
+        here = Path.cwd().resolve()
+        return any(Path(one).resolve() == here for one in sys.path)
+    except OSError:  # the folder is gone
+        return False
+
+
 def start_apart(
     command: Sequence[str], errors: BinaryIO, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:

@@ -27,6 +27,7 @@ from whet.config.command_line import load as load_settings
 from whet.errors import EXIT_STOPPED_AND_SAVED
 from whet.hardware import cpu
 from whet.jobs import model_card
+from whet.jobs.trial_processes import started_by, without_auto
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast
 from whet.watch import stop
@@ -110,7 +111,10 @@ def test_a_second_start_takes_the_choice_of_the_first(
     assert STARTS.n_forked == before, "a choice that is kept starts no process"
     assert "as tried" in capsys.readouterr().out
     assert begins(tmp_path / "second")[0]["auto"]["setting"]
-    rows.write_text(rows.read_text() * 2)  # data of another shape
+    text = rows.read_text()
+    first, *others = text.splitlines(keepends=True)
+    rows.write_text("".join([first, others[0].replace(" ", "-"), *others[1:]]))  # as many bytes, and a longer row
+    assert rows.stat().st_size == len(text.encode())
     assert run(asked("classify", encoder, tmp_path / "third", **_TRIES, dry_run="true")) == 0
     assert STARTS.n_forked > before
 
@@ -235,9 +239,7 @@ def test_a_run_stopped_after_its_training_is_evaluated_without_trials(
 @pytest.mark.slow
 def test_another_allocator_takes_this_process_s_place(encoder: Path, rows: Path, tmp_path: Path) -> None:
     """A library without malloc stands for it: what counts is that it is loaded, and that the process stays the same."""
-    library = tmp_path / "conda" / "lib" / "libjemalloc.so.2"
-    library.parent.mkdir(parents=True)
-    shutil.copy(next(Path("/").glob("lib*/*linux-gnu/libm.so.6")), library)
+    a_library(tmp_path / "conda" / "lib", "libjemalloc.so.2")
     given = asked("classify", encoder, tmp_path / "out", auto="true")
     keep(Candidate(rows=3, batches=2, allocator="jemalloc"), given)
     process = subprocess.Popen(
@@ -293,6 +295,21 @@ def test_ranks_are_tried_and_taken(encoder: Path, rows: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert begins(tmp_path / "out")[-1]["auto"]["ranks"] == 2
     assert furthest(tmp_path / "out", tmp_path / "plain") <= ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu.usable_cores() < 2, reason="one core runs one rank")
+def test_ranks_write_into_the_output_folder_alone(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    given = asked("classify", encoder, tmp_path / "out", auto="true")
+    keep(Candidate(rows=3, batches=1, ranks=2), given)
+    line = [sys.executable, "-m", "whet", *given]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert begins(tmp_path / "out")[0]["auto"]["ranks"] == 2
+    assert (tmp_path / "out" / "launch-logs" / "rank-1.log").is_file()
+    assert not list(here.iterdir())
 
 
 @pytest.mark.slow
@@ -359,10 +376,13 @@ def test_verdicts_follow_the_times_in_pairs() -> None:
 
 
 def test_a_step_is_split_in_halves_and_the_users_split_stays() -> None:
-    found = choose.sizes(Candidate(rows=3, batches=8))
-    assert found == [(24, 1), (12, 2), (6, 4), (3, 8)]
-    assert all(rows * batches == 24 for rows, batches in found)
-    assert choose.sizes(Candidate(rows=7, batches=1)) == [(7, 1)]
+    assert choose.sizes(Candidate(rows=3, batches=8)) == ([(24, 1), (12, 2), (6, 4), (3, 8)], [(1, 24)])
+    assert choose.sizes(Candidate(rows=45, batches=1)) == ([(45, 1), (15, 3), (5, 9)], [(1, 45)])
+    assert choose.sizes(Candidate(rows=7, batches=1)) == ([(7, 1), (1, 7)], [])
+    assert choose.sizes(Candidate(rows=2, batches=32)) == (
+        [(64, 1), (32, 2), (16, 4), (8, 8), (4, 16), (2, 32)],
+        [(1, 64)],
+    )
 
 
 @pytest.mark.parametrize("room", [100, 40, 13, 2, 1])
@@ -376,6 +396,25 @@ def test_the_largest_split_that_fits_is_found_by_few_forecasts(room: int) -> Non
     assert max(one.candidate.rows for one in found if one.fits) == max(one.rows for one in ways if one.rows <= room)
     assert len(found) <= 4
     assert choose.largest_fitting(ways, lambda one: replace(look(one), fits=False))[-1].candidate.rows == 1
+
+
+@pytest.mark.parametrize(("room", "found"), [(30, (15, 3)), (4, (1, 45)), (0, None)])
+def test_smaller_parts_of_a_step_are_taken_if_no_larger_one_fits(room: int, found: tuple[int, int] | None) -> None:
+    """A sixteenth of 45 rows is nearly 3; where nothing fits, all ways were looked at."""
+    base = Candidate(rows=45, batches=1)
+
+    def look(one: Candidate) -> Forecast:
+        return Forecast(candidate=one, step_s=1.0, fits=one.rows <= room, peak_bytes=one.rows)
+
+    def timed(one: Candidate) -> Forecast:
+        return replace(look(one), peak_bytes=None)
+
+    known = choose.forecasts(base, choose.sizes(base), (None, "selective"), look, timed)
+    fitting = [(one.candidate.rows, one.candidate.batches) for one in known if one.fits]
+    assert max(fitting, default=None) == found
+    assert all(one.candidate.rows * one.candidate.batches == 45 for one in known)
+    if found is None:
+        assert {one.candidate.checkpointing for one in known if one.candidate.rows == 1} == {None, "selective"}
 
 
 def test_a_choice_holds_as_long_as_the_memory_does() -> None:
@@ -394,12 +433,54 @@ def test_a_choice_made_next_to_others_is_made_again_when_they_are_gone(monkeypat
         assert bool(choice.why_again(None)) is not busy
 
 
-def test_the_command_does_the_same_without_auto(tmp_path: Path) -> None:
+def a_library(folder: Path, name: str) -> Path:
+    """A library of this name that loads, and takes nobody's calls."""
+    library = folder / name
+    library.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next(Path("/").glob("lib*/*linux-gnu/libm.so.6")), library)
+    return library
+
+
+_FACTS = (
+    "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], open('/proc/self/maps').read())"
+)
+
+
+def test_the_command_does_the_same_without_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = a_library(tmp_path / "conda" / "lib", "libjemalloc.so.2")
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "conda"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     given = asked("classify", tmp_path, tmp_path / "out")
     _, args = load_settings(command("classify"), [*given[1:]]).settings
-    candidate = Candidate(rows=6, batches=1, threads=4)
-    text = candidate.command("classify", args)
-    assert text.startswith("OMP_NUM_THREADS=4 whet classify ...")
-    assert "--per_device_train_batch_size 6 --gradient_accumulation_steps 1" in text
-    ranks = replace(candidate, rows=3, ranks=2, allocator="jemalloc").command("classify", args)
-    assert ranks.startswith("whet launch --nproc_per_node 2 --memory_allocator jemalloc -- classify ...")
+    text = without_auto(Candidate(rows=6, batches=1), "classify", args)
+    assert text == "whet classify ... --per_device_train_batch_size 6 --gradient_accumulation_steps 1"
+    cpu_of_this = min(cpu.usable_cpus())
+    alone = Candidate(rows=6, batches=1, threads=4, allocator="jemalloc", cpus=(cpu_of_this,))
+    text = without_auto(alone, "classify", args)
+    before, whet, options = text.partition("whet classify ...")
+    assert whet
+    assert options == " --per_device_train_batch_size 6 --gradient_accumulation_steps 1"
+    program = f"{shlex.quote(sys.executable)} -c {shlex.quote(_FACTS)}"
+    found = subprocess.run(["sh", "-c", before + program], capture_output=True, text=True, check=True).stdout
+    assert found.startswith(f"[{cpu_of_this}] 4 "), "one process, its cores and threads"
+    assert str(library) in found
+    ranks = replace(alone, rows=3, ranks=2, cpus=())
+    assert without_auto(ranks, "classify", args).startswith(
+        "whet launch --nproc_per_node 2 --memory_allocator jemalloc --openmp default -- classify ..."
+    )
+    ranks = replace(ranks, allocator="default")
+    words, _ = started_by(ranks, ["classify"], "logs")
+    shown = "launch --nproc_per_node 2 --memory_allocator default --openmp default"
+    assert f"whet {shown} --log_dir logs -- classify" in " ".join(words)
+    assert without_auto(ranks, "classify", args).startswith(f"whet {shown} -- classify ...")
+
+
+@pytest.mark.parametrize("name", ["libtcmalloc.so.4", "libiomp5.so"])
+def test_ranks_keep_what_the_user_preloads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = a_library(tmp_path, name)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    command, environment = started_by(Candidate(rows=3, batches=1, ranks=2), ["classify"], str(tmp_path))
+    planned = [*command[: command.index("--")], "--dry_run"]
+    found = subprocess.run(planned, env=environment, capture_output=True, text=True, check=True).stderr
+    assert f"preloaded: {name}\n" in found, "this library, and no other"
+    assert "gives way" not in found

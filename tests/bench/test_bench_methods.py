@@ -88,9 +88,34 @@ def test_a_plain_run_that_fails_ends_the_command(tmp_path: Path, capsys: pytest.
     assert "the plain run failed" in capsys.readouterr().err
 
 
-def test_a_choice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words(tmp_path, "--auto")) == EXIT_BAD_CONFIG
-    assert "whet bench-methods chooses nothing" in capsys.readouterr().err
+@pytest.mark.slow
+def test_the_plain_run_is_that_of_whet_qa_with_the_same_options(tmp_path: Path) -> None:
+    given = words(tmp_path, "--lora_r", "4", "--lora_alpha", "64", "--learning_rate", "0.05")
+    assert run([*given, "--only", "plain"]) == EXIT_OK
+    (plain,) = json.loads((tmp_path / "out/methods.json").read_text("utf-8"))["techniques"]
+    own = {"--steps", "--warmup", "--rounds", "--output_dir"}
+    kept = [word for n, word in enumerate(given[1:], 1) if word not in own and given[n - 1] not in own]
+    steps = ["--max_steps", str(WARMUP + STEPS), "--logging_steps", "1", "--save_strategy", "no"]
+    out = str(tmp_path / "qa")
+    assert run(["qa", *kept, *steps, "--do_train", "--precision", "fp32", "--output_dir", out]) == EXIT_OK
+    log = json.loads((tmp_path / "qa/trainer_state.json").read_text("utf-8"))["log_history"]
+    assert plain["losses"] == [one["loss"] for one in log if "loss" in one]
+    assert plain["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        (("--auto",), "chooses nothing"), (("--dry_run",), "forecasts nothing"), (("--seeds", "2"), "runs one seed"),
+        (("--label_smoothing_factor", "0.1"), "label_smoothing_factor"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_do_is_refused(
+    option: tuple[str, ...], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words(tmp_path, *option)) == EXIT_BAD_CONFIG
+    assert what in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_technique_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,13 @@ def test_command_in_a_new_pod_continues_and_its_settings_file_names_the_first_ch
         assert run([*line, "--config", str(settings)]) == 0
         assert f"resumes    after step {step} of {max_steps}" in capsys.readouterr().out
     assert not list((tmp_path / "out").glob("abandoned-*"))
+    for job, step, max_steps in (("b" * 32, 2, 6), ("b" * 32, 6, 8), ("c" * 32, 2, 4)):
+        monkeypatch.setenv("WHET_LAUNCH_ID", job)
+        line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options, max_steps=max_steps)
+        assert run([*line, "--config", str(settings)]) == 0
+        said = capsys.readouterr().out
+        assert f"resumes    after step {step} of {max_steps}" in said, "what another job has saved is not this one's"
+    monkeypatch.delenv("WHET_LAUNCH_ID")
     plain = words("classify", sentence_encoder, tmp_path / "base", "--do_train", **options, max_steps=6)
     assert run(plain) == 0, "nothing is asked for: the newest"
     assert "resumes    after step 4 of 6" in capsys.readouterr().out

@@ -69,6 +69,18 @@ def test_a_job_is_submitted_and_the_printed_commands_follow_and_delete_it(
     }  # fmt: skip
 
 
+def test_each_submitted_job_has_an_id_of_its_own(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    """If its command names a checkpoint, what an equal job has saved since then is not its own."""
+    ids = []
+    for _ in range(2):
+        submitted(capfd, kind="job")
+        ((key, job),) = [(key, one) for key, one in cluster.objects.items() if key[0] == "jobs"]
+        env = job["spec"]["template"]["spec"]["containers"][0]["env"]
+        ids += [one["value"] for one in env if one["name"] == "WHET_LAUNCH_ID"]
+        del cluster.objects[key]
+    assert len(set(ids)) == 2
+
+
 def test_a_name_that_is_taken_is_left_alone(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     submitted(capfd)
     code, said = refused(capfd)

@@ -119,6 +119,8 @@ def test_an_evicted_pod_has_time_to_save_and_the_next_one_resumes(kind: str, cap
     assert pod["terminationGracePeriodSeconds"] == 600
     assert int(variables_of(manifests)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) in range(500, 600)
     assert variables_of(manifests)["WHET_RESUME"] == "auto"
+    ids = [variables_of(rendered(capfd, kind=kind, nodes=2, cpus=cpus))["WHET_LAUNCH_ID"] for cpus in (16, 16, 8)]
+    assert ids[0] == ids[1] != ids[2], "a job has the same id whenever it is rendered"
     if kind != "pytorchjob":
         owner = (
             manifests[-1]["spec"]

@@ -31,6 +31,7 @@ def test_ranks_know_that_they_were_started_again(n_ranks: str, tmp_path: Path) -
     """Scripts with the engine resume then, as under torchrun; the log of the attempt that failed is kept."""
     script(tmp_path, """
 n, most = (int(os.environ["TORCHELASTIC_" + name]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+open("launches", "a").write(os.environ["WHET_LAUNCH_ID"] + "\\n")
 print("attempt", n, "of", most, flush=True)
 sys.exit(9 if n < 1 and rank == int(os.environ.get("WORLD_SIZE", "1")) - 1 else 0)
 """)  # fmt: skip
@@ -42,6 +43,7 @@ sys.exit(9 if n < 1 and rank == int(os.environ.get("WORLD_SIZE", "1")) - 1 else 
         assert "--- whet launch: restart 1 ---" in out
     assert "attempt 0 of 3" in out
     assert "attempt 1 of 3" in out
+    assert len({*(tmp_path / "launches").read_text("utf-8").split()}) == 1, "all attempts are of one launch"
 
 
 @pytest.mark.reliability

@@ -508,3 +508,26 @@ def test_job_that_torchrun_may_start_again_does_not_overwrite(tmp_path: Path) ->
     done = subprocess.run(words, cwd=tmp_path, env=where, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 78, done.stderr
     assert "--overwrite_output_dir with up to 3 restarts" in done.stderr
+
+
+_HIDING = ("statistics", "queue", "types", "random")
+
+
+def test_a_project_hides_no_module_of_python_from_whet_s_own_processes(tmp_path: Path) -> None:
+    """`whet` looks into its own folder, and so do the processes that it starts: the user's have what Python gives."""
+    for name in _HIDING:
+        (tmp_path / f"{name}.py").write_text("raise AssertionError(__file__)\n")
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "mine.py").write_text("")
+    script(scripts, "import mine, queue, random, statistics\nprint('sees', sys.path[0])\n")
+    whet = str(Path(sys.executable).with_name("whet"))
+    for words, said in {
+        ("qa", "--help"): "whet qa",
+        ("scripts/train.py",): f"sees {scripts}",
+        ("scripts/train.py", "--token", "one-of-mine"): f"sees {scripts}",
+    }.items():
+        command = [whet, "launch", "--nproc_per_node", "1", "--memory_allocator", "default", "--", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout

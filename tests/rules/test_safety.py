@@ -129,3 +129,16 @@ def test_the_rule_sees_what_it_forbids(source: str) -> None:
 
 def test_the_rule_lets_look_alikes_pass() -> None:
     assert list(breaches("import json, yaml\nmodel.eval()\njson.load(f)\nyaml.safe_load(f)\nrun(a, shell=False)")) == []
+
+
+def test_processes_of_whet_do_not_look_into_the_current_folder() -> None:
+    """`python -m` and `-c` put it before Python's own modules; `system.python` does not."""
+    found = []
+    for path in sorted((ROOT / "src" / "whet").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.List) or len(node.elts) < 2 or dotted(node.elts[0]) != "sys.executable":
+                continue
+            option = node.elts[1]
+            if isinstance(option, ast.Constant) and str(option.value).startswith("-"):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert [one for one in found if "jobs/bundle.py" not in one] == [], "pip runs in a new folder"

@@ -379,6 +379,49 @@ def test_nothing_to_search_and_unknown_task_are_refused(
     assert "the task to tune is unknown" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        ("learning_rate=1e-5,1e-4,1e-3,1e-2", "max_seq_length=8:16:4", "adam_beta2=0.9,0.99"),
+        ("weight_decay=0:0.3:0.1", 'lr_scheduler_kwargs={},{"power": 2, "lr_end": 1e-8},null', "max_seq_length=14,16"),
+    ],
+)
+def test_search_ends_once_all_combinations_were_tried(
+    search: tuple[str, ...], encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """24 combinations, of which one is much better: trainings of no time, by the study and the sampler of a search."""
+    tried: list[str] = []
+
+    def train(search: tune._Search, trial: Any, values: dict[str, Any]) -> tune._Outcome:
+        tried.append(json.dumps(values))
+        score = 0.9 if "16" in tried[-1] and "0.99" in tried[-1] else 0.1
+        return tune._Outcome("complete", score, 0.0)
+
+    monkeypatch.setattr(tune._Search, "_train", train)
+    monkeypatch.setattr(tune._Search, "finish", lambda _: None)
+    more = {"max_seq_length": 16, "learning_rate": 1e-4, "lr_scheduler_type": "polynomial"}
+    argv = command(encoder, topics, tmp_path / "out", *search, trials=30, **more)
+    assert run(argv) == 0
+    assert len(tried) == len(set(tried)) == 24
+    assert "all combinations were tried" in capsys.readouterr().out
+    journal = [json.loads(line) for line in (tmp_path / "out" / "tune.journal").read_text().splitlines()]
+    optuna = pytest.importorskip("optuna")
+    failed = [one for one in journal if one.get("state") == optuna.trial.TrialState.FAIL.value]
+    assert len(failed) < len(tried)
+
+
+@pytest.mark.slow
+def test_json_objects_are_searched(encoder: Path, topics: Path, tmp_path: Path) -> None:
+    ends = [json.dumps({"lr_end": end, "power": 2.0}) for end in (1e-6, 1e-5)]
+    more = {"lr_scheduler_type": "polynomial", "num_train_epochs": 1, "trials": 2}
+    argv = command(encoder, topics, tmp_path / "out", f"lr_scheduler_kwargs={','.join(ends)}", **more)
+    assert run(argv) == 0
+    assert {one["values"]["lr_scheduler_kwargs"] for one in trials(tmp_path / "out")} == {*ends}
+    begun = [load_lines(tmp_path / "out" / f"trial-{n}" / "run.jsonl")[0]["settings"] for n in range(2)]
+    assert sorted(one["lr_scheduler_kwargs"]["value"]["lr_end"] for one in begun) == [1e-6, 1e-5]
+
+
 @pytest.mark.slow
 def test_search_in_a_new_pod_continues(
     encoder: Path, topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

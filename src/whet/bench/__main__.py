@@ -14,14 +14,10 @@ import transformers
 
 from whet import __version__, log, system
 from whet.config.arguments import TrainingArguments
-from whet.engine.engine import Engine, RunSpec
 from whet.errors import ConfigError, WhetError
-from whet.hardware import memory
-from whet.jobs.task_run import source_of
-from whet.jobs.tokenising.encode import check_max_length
-from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
+from whet.hardware import memory, trim
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.splits import Split, cut, read_split
+from whet.tasks.qa.task import TASK
 
 
 class StepClock:
@@ -64,11 +60,11 @@ def main() -> None:
 def measure(asked: dict[str, Any]) -> dict[str, Any]:
     """Return times, memory and losses of one run with the settings `qa` and `args`."""
     qa, args = QaArguments(**asked["qa"]), TrainingArguments(**asked["args"])
-    tokenizer = load_tokenizer(source_of(qa))
-    split = cut(read_split(qa, "train"), tokenizer, qa, with_labels=True)
-    held_bytes, exact = _forget_peak()
-    clock = StepClock()
-    engine = _engine(qa, args, tokenizer, split, clock)
+    examples = {"train": TASK.examples(qa, "train")}
+    held_bytes = memory.resident_bytes() or 0
+    engine, clock = TASK.begin(qa, args, examples).engine, StepClock()
+    engine.events.add_callback(clock)
+    exact = _forget_peak()
     engine.train()
     n_steps = len(clock.ended_s) - 1
     return {
@@ -82,30 +78,14 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Split, clock: StepClock) -> Engine:
-    """Return the engine that `whet qa` would build, with the clock in it."""
-    transformers.set_seed(args.seed)  # the new weights of the head
-    model = load_qa_model(source_of(qa))
-    check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
-    spec = RunSpec(
-        model=model,
-        args=args,
-        train_dataset=split.rows,
-        processing_class=tokenizer,
-        callbacks=[clock],
-        padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
-    )
-    return Engine(spec)
-
-
-def _forget_peak() -> tuple[int, bool]:
-    """Return the memory held now, and whether the peak so far, which reading the data may have set, could be reset."""
-    before = memory.peak_bytes()
+def _forget_peak() -> bool:
+    """Return whether the peak so far, which cutting the data into rows may have set, could be reset."""
+    if trim.why_not() is None:
+        trim.trim()()
     system.forget_peak()
-    held, after = memory.resident_bytes() or 0, memory.peak_bytes()
+    held, peak = memory.resident_bytes(), memory.peak_bytes()
     # A peak close to the memory held now does not hide the peak of the run.
-    exact = before is not None and after is not None and after - held < 32 * 2**20
-    return held, exact
+    return held is not None and peak is not None and peak - held < 32 * 2**20
 
 
 def _peak_bytes(device: torch.device, held_bytes: int) -> int | None:

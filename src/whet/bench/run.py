@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from whet import json_output, log
+from whet import json_output, log, system
 from whet.bench.arguments import BenchArguments
 from whet.bench.techniques import PLAIN, Base, Technique, choose, why_not
 from whet.config.arguments import TrainingArguments
@@ -227,7 +227,7 @@ def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
         result = Path(folder) / "result.json"
         words = json.dumps({**spec, "args": {**spec["args"], "output_dir": f"{folder}/run"}})
-        command = [sys.executable, "-m", "whet.bench", str(result)]
+        command = system.python("-m", "whet.bench", str(result))
         try:
             done = subprocess.run(  # noqa: S603
                 command, input=words, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace"

@@ -15,16 +15,35 @@ def _run(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int
 
 
 def _problems(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> list[Problem]:
-    if not qa.auto:
-        return []
-    return [
-        Problem(
-            what="whet bench-methods chooses nothing",
-            got="--auto",
-            why="it compares techniques with a plain run, whose settings are those that are given",
-            fix="leave --auto out; whet qa --auto chooses, and trains",
+    found = []
+    if qa.auto:
+        found.append(
+            Problem(
+                what="whet bench-methods chooses nothing",
+                got="--auto",
+                why="it compares techniques with a plain run, whose settings are those that are given",
+                fix="leave --auto out; whet qa --auto chooses, and trains",
+            )
         )
-    ]
+    if qa.dry_run:
+        found.append(
+            Problem(
+                what="whet bench-methods forecasts nothing",
+                got="--dry_run",
+                why="it measures runs of each technique",
+                fix="leave --dry_run out, or use it with whet qa; --steps 1 --rounds 1 makes short runs",
+            )
+        )
+    if qa.seeds > 1:
+        found.append(
+            Problem(
+                what="whet bench-methods runs one seed",
+                got=f"--seeds {qa.seeds}",
+                why="it compares speed, memory and the loss of the same steps; --rounds repeats them",
+                fix="leave --seeds out; whet qa --seeds shows the spread of the results",
+            )
+        )
+    return found
 
 
 COMMAND = Command(

@@ -24,6 +24,9 @@ VARIABLES: Mapping[str, Sequence[str]] = {
 """Variable -> the values that it takes. An empty variable counts as unset."""
 RESUME = "WHET_RESUME"
 """Set where a command cannot know whether it was started before, as in a pod (`config/ranks.py`)."""
+LAUNCH = "WHET_LAUNCH_ID"
+"""The id of the job or launcher that starts a command, the same after each failure: `whet k8s` and `whet launch` set
+it, and checkpoints hold it."""
 AUTO = "WHET_AUTO"
 """What a process that `--auto` starts is to do: whet alone sets it (`jobs/trial_processes.py`)."""
 RUN_REPORTS = "WHET_RUN_REPORTS"
@@ -40,6 +43,7 @@ _MEANINGS = {
     "WHET_RESUME": "whether a training that names no checkpoint resumes from the newest of its folder",
     "WHET_IMPORTS": "whether a command imports parts of packages once it uses them, or as torch and transformers do",
 }
+_KNOWN = {*VARIABLES, LAUNCH, AUTO, RUN_REPORTS}
 _OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")
 """What the names of variables begin with that only whet's own tests read."""
 _log = logging.getLogger("whet.config")
@@ -84,7 +88,7 @@ def misspelled(environment: Mapping[str, str]) -> list[str]:
     return [
         f"the environment variable {name} has no effect{_guess(name)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in (*VARIABLES, AUTO, RUN_REPORTS) and not name.startswith(_OF_TESTS)
+        if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_OF_TESTS)
     ]
 
 

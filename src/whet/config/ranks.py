@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from whet.config.environment import RESUME
+from whet.config.environment import LAUNCH, RESUME
 from whet.errors import ConfigError, Problem, WhetError
 
 
@@ -177,6 +177,11 @@ def resumes_unasked(environment: Mapping[str, str] = os.environ) -> bool:
 def may_start_again(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether this command may be started again after a failure, or is one that was."""
     return resumes_unasked(environment) or (_number(environment, (_MOST_RESTARTS,)) or 0) > 0
+
+
+def launch_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the id of the job or launcher that starts this command, and starts it again; None if it has none."""
+    return environment.get(LAUNCH) or None
 
 
 def require_output_for_restarts(*, overwrites: bool, n_restarts: int | None = None) -> None:

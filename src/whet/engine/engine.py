@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class RunSpec:
     objective: Callable[[Ready], Objective] | None = None
     """Returns the objective to train with, from the prepared model with its own: a teacher's, or preferences."""
     before_steps: Callable[[Engine], None] | None = None
-    """Called in a training with the weights before its first step, also if it resumes."""
+    """Called in a training with the weights before its first step, also if it resumes; not before trial steps."""
     compute_metrics: Callable[..., Mapping[str, Any]] | None = None
     """Takes transformers' EvalPrediction of an evaluation, returns metrics."""
     preprocess_logits: Callable[..., Any] | None = None
@@ -151,9 +151,9 @@ class Engine:
         """Return the run that a training of this model would be."""
         return Run(**vars(self.prepared), plan=make_plan(self.args, self.spec.train_dataset))
 
-    def new_loop(self) -> TrainingLoop:
+    def new_loop(self, *, is_trial: bool = False) -> TrainingLoop:
         """Return a training of this model that has not begun; its counters are those of the engine from now on."""
-        run = self.planned()
+        run = replace(self.planned(), is_trial=is_trial)
         self._shows_start = False
         before_steps = self.spec.before_steps
         outside = Outside(

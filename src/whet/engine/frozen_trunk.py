@@ -45,7 +45,8 @@ def trunk_of(run: Run) -> StepTrunk:
         assert run.objective.packed_model is not None
         last_block.switch_off(run.objective.packed_model.module)  # it would leave out states that are kept
     student = without_teacher(run.objective)  # a teacher's pass is no part of filling the cache
-    return Cached(Trunk(run.model, n_blocks), student, run.train_dataset, run.output_dir)
+    folder = None if run.is_trial else run.output_dir
+    return Cached(Trunk(run.model, n_blocks), student, run.train_dataset, folder)
 
 
 def _why_not(run: Run) -> str | None:
@@ -74,7 +75,8 @@ _WORDS = ("input_ids", "token_type_ids")
 class Cached(StepTrunk):
     """The frozen layers run once for each row of the training data."""
 
-    def __init__(self, trunk: Trunk, objective: Objective, rows: RowStore, folder: Path) -> None:
+    def __init__(self, trunk: Trunk, objective: Objective, rows: RowStore, folder: Path | None) -> None:
+        """The states are kept on the disk of the folder; None: in memory, for the few rows of a trial."""
         self._trunk, self._objective, self._rows, self._folder = trunk, objective, rows, folder
         self._group_of = _groups(rows)
         self._is_filled = np.zeros(int(self._group_of[-1]) + 1, dtype=bool)
@@ -141,7 +143,7 @@ class Cached(StepTrunk):
         size = self._states.numel() * self._states.element_size()
         logger.info(
             "cache_frozen_trunk: %d tokens take %.4g MB of %s; their frozen layers run once",
-            n_tokens, size / 1e6, self._folder,
+            n_tokens, size / 1e6, self._folder or "addresses",
         )  # fmt: skip
 
     def _now(self) -> list[int]:
@@ -207,12 +209,17 @@ def _other_rows(name: str) -> ConfigError:
     )
 
 
-def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
     """Return a tensor of zeros whose memory is a file on the disk of the folder, complete from the beginning.
 
-    Raises StorageError if the disk has no room: a file that grew later would end the process instead.
+    Raises StorageError if the disk has no room: a file that grew later would end the process instead. Without a folder
+    it takes memory for what is written to it.
     """
     size = int(np.prod(shape)) * dtype.itemsize
+    if folder is None:
+        addresses = system.addresses_without_memory(size)
+        held = np.zeros(size, dtype=np.uint8) if addresses is None else np.frombuffer(addresses, dtype=np.uint8)
+        return torch.from_numpy(held).view(dtype).view(shape)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

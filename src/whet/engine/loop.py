@@ -192,7 +192,8 @@ class TrainingLoop:
         if parts := recipes.described(args):
             logger.info("recipe %s", ", ".join(parts))
         self._choose_precision(folder)
-        self.outside.before_steps()
+        if not self.run.is_trial:
+            self.outside.before_steps()
         if folder is None:
             self._draw_new_layers()
         self._build_parts()

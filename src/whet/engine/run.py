@@ -96,6 +96,8 @@ class Run(Prepared):
     """One training of a prepared model, by a plan."""
 
     plan: RunPlan
+    is_trial: bool = False
+    """Whether some steps are only timed: nobody reads their results, and nothing of them is kept on a disk."""
 
 
 def device_of(model: nn.Module) -> torch.device:

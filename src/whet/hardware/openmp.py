@@ -7,6 +7,8 @@ from pathlib import Path
 
 from whet.hardware.cgroup import ROOT, read_lines
 
+LIMIT_THREADS = ("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT")
+"""Variables that decide over torch's threads before OMP_NUM_THREADS does."""
 _NAME = re.compile(r"lib(gomp|omp|iomp5)\b[^/]*\.so")
 
 

@@ -23,11 +23,21 @@ from whet import console, json_output, system
 from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import Elsewhere, checked_for
+from whet.config.rules.training import LAUNCH_LOGS_NAME
 from whet.errors import ConfigError, WhetError
 from whet.hardware import cpu, memory
 from whet.jobs.task import Task
-from whet.jobs.trial_processes import NO_TIME, Lost, Process, Workshop, drafted, ordered, started_by
-from whet.launch.start import choose_libraries
+from whet.jobs.trial_processes import (
+    NO_TIME,
+    Lost,
+    Process,
+    Workshop,
+    drafted,
+    ordered,
+    started_by,
+    without_auto,
+)
+from whet.launch.start import as_preloaded, choose_libraries
 from whet.log import logger
 from whet.plan import choose
 from whet.plan.choose import Candidate, Choice, Forecast, Result
@@ -361,7 +371,7 @@ class _Contest:
 
 def allocators() -> list[choose.Allocator]:
     """Return the allocators that are installed, next to the process's own; none if its user has preloaded one."""
-    if "malloc" in os.environ.get("LD_PRELOAD", ""):
+    if as_preloaded()[0] != "default":
         return []
     found: list[choose.Allocator] = []
     for name in ("tcmalloc", "jemalloc"):
@@ -397,9 +407,9 @@ def chosen(task: Task, job: Any, args: TrainingArguments) -> tuple[TrainingArgum
     if choice is None:
         return args, None
     if not job.dry_run:
-        _begin(choice, command.words)
+        _begin(choice, command.words, Path(args.output_dir) / LAUNCH_LOGS_NAME)
         return _with(choice, job, args), choice
-    _say(choice.candidate.command(task.name, args), "run")
+    _say(without_auto(choice.candidate, task.name, args), "run")
     if choice.candidate.ranks > 1:
         _say("what follows is the forecast of one process", "")
         return args, choice
@@ -543,8 +553,11 @@ def _by_forecast(contest: _Contest, why: str) -> Choice | None:
     return Choice(candidate=best)
 
 
-def _begin(choice: Choice, words: Sequence[str]) -> None:
-    """Give this process the threads and cores of the choice, or begin another one in its place."""
+def _begin(choice: Choice, words: Sequence[str], log_dir: Path) -> None:
+    """Give this process the threads and cores of the choice, or begin another one in its place.
+
+    Ranks log in this folder.
+    """
     found = choice.candidate
     if found.cpus:
         system.bind(found.cpus)
@@ -555,7 +568,7 @@ def _begin(choice: Choice, words: Sequence[str]) -> None:
                 torch.set_num_threads(found.threads)
         return
     reported = ["--json"] if json_output.is_wanted() else []
-    command, environment = started_by(found, [*words, *reported], "launch-logs")
+    command, environment = started_by(found, [*words, *reported], str(log_dir))
     environment[AUTO] = json.dumps({"do": "run", "choice": asdict(choice)})
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from whet.config.settings import draft
 from whet.errors import WhetError
 from whet.hardware import memory
 from whet.jobs.task import Task
-from whet.launch.start import choose_libraries
+from whet.launch.picture import ranges
+from whet.launch.start import as_preloaded, choose_libraries
 from whet.launch.words import without_secrets
 from whet.plan import choose
 from whet.plan.choose import Candidate, Forecast
@@ -108,21 +110,13 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
 
     padded = "" if first.anatomy.packed else "its batches are padded, and dropout follows them"
     why = choose.fixed_split(args) or padded
-    sizes = [(base.rows, base.batches)] if why else choose.sizes(base)
+    sizes = ([(base.rows, base.batches)], []) if why else choose.sizes(base)
 
-    def known_in(form: str) -> list[Forecast]:
-        known: list[Forecast] = []
-        for policy in (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES):
-            larger = [size for size in sizes if all(not one.fits or one.candidate.rows < size[0] for one in known)]
-            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
-            looks = choose.largest_fitting(ways, lambda one: look(one, form))
-            known += looks
-            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
-            seen = [one.candidate for one in looks]
-            known += [timed(one, form) for one in ways if one.rows < largest and one not in seen]
-        return known
-
-    known = {form: known_in(form) for form in dict.fromkeys((args.precision, *first.by_format))}
+    policies = (base.checkpointing,) if args.gradient_checkpointing else (None, *choose.POLICIES)
+    known = {
+        form: choose.forecasts(base, sizes, policies, partial(look, form=form), partial(timed, form=form))
+        for form in dict.fromkeys((args.precision, *first.by_format))
+    }
     without = {
         form: [look(choose.without(one, flag), form) for one in tried[:1] for flag in choose.doubtful(args)]
         for form, found in known.items()
@@ -169,7 +163,7 @@ def _take_steps(line: Any, order: Mapping[str, Any], task: Task, job: Any, args:
     align_special_tokens(engine.model, engine.spec.processing_class)
     follow_own_switch(engine.model, engine.args)
     with deterministic(args.full_determinism):
-        loop, began_s = engine.new_loop(), time.perf_counter()
+        loop, began_s = engine.new_loop(is_trial=True), time.perf_counter()
         loop.start(None)
         trial_s = time.perf_counter() - began_s
 
@@ -334,16 +328,41 @@ class Process:
 
 
 def started_by(candidate: Candidate, words: Sequence[str], log_dir: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs these words of whet's as this candidate, and its environment."""
-    environment = dict(os.environ)
-    command = [sys.executable, "-m", "whet", *words]
-    if candidate.ranks > 1:
-        ranks = ["--nproc_per_node", str(candidate.ranks), "--memory_allocator", candidate.allocator]
-        command[3:3] = ["launch", *ranks, "--openmp", "default", "--log_dir", log_dir, "--"]
-    elif candidate.allocator != "default":
+    """Return the command that runs these words of whet's as this candidate, and its environment.
+
+    The process binds itself to its CPUs.
+    """
+    launched = [*_launched(candidate), "--log_dir", log_dir, "--"] if candidate.ranks > 1 else []
+    command, held = without_secrets(system.python("-m", "whet", *launched, *words))
+    return command, {**os.environ, **_variables(candidate), **held}
+
+
+def without_auto(candidate: Candidate, task: str, args: TrainingArguments) -> str:
+    """Return the command that does the same without --auto, for a shell, the user's other options as dots."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in _variables(candidate).items()]
+    words += ["taskset", "-c", ranges(candidate.cpus)] if candidate.cpus else []
+    words += ["whet", *([*_launched(candidate), "--"] if candidate.ranks > 1 else []), task, "..."]
+    for name, value in candidate.changed(args).items():
+        if value is not None:
+            words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return " ".join(words)
+
+
+def _launched(candidate: Candidate) -> list[str]:
+    """Return the words that start the ranks of a candidate; what the user preloads is theirs, too."""
+    allocator, openmp = as_preloaded()
+    allocator = allocator if candidate.allocator == "default" else candidate.allocator
+    return [
+        "launch", "--nproc_per_node", str(candidate.ranks), "--memory_allocator", allocator, "--openmp", openmp,
+    ]  # fmt: skip
+
+
+def _variables(candidate: Candidate) -> dict[str, str]:
+    """Return the variables that a candidate of one process begins with; `whet launch` sets those of ranks."""
+    found: dict[str, str] = {}
+    if candidate.ranks == 1 and candidate.allocator != "default":
         library = choose_libraries(candidate.allocator, "default").allocator
-        environment["LD_PRELOAD"] = ":".join(filter(None, (environment.get("LD_PRELOAD"), str(library))))
-    if candidate.threads is not None and candidate.ranks == 1:
-        environment["OMP_NUM_THREADS"] = str(candidate.threads)
-    command, held = without_secrets(command)
-    return command, environment | held
+        found["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
+    if candidate.ranks == 1 and candidate.threads is not None:
+        found["OMP_NUM_THREADS"] = str(candidate.threads)
+    return found

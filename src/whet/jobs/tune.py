@@ -23,9 +23,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from whet import console, json_output, system
@@ -56,8 +58,6 @@ _TRIAL = re.compile(r"trial-(0|[1-9]\d*)")
 _DEFAULT_TRIALS = 20
 _COMPLETE_BEFORE_DROPPING = 5
 _EVERY_S = 0.2
-_MOST_REPEATS = 50
-"""So many suggestions in a row that were tried before end the search."""
 _FAILED = "failed"
 """Attribute of a trial whose training ended in an error."""
 _AS_GIVEN = "settings as given"
@@ -151,8 +151,8 @@ class _Search:
             self._require_same(study.user_attrs["settings"], settings)
         else:
             study.set_user_attr("settings", settings)
-            first = {one: _plain(getattr(self._owner(one.name), one.name)) for one in self._space}
-            known = {one.name: _encoded(value) for one, value in first.items() if one.has(value)}
+            first = [(one, _plain(getattr(self._owner(one.name), one.name))) for one in self._space]
+            known = {one.name: _encoded(value) for one, value in first if one.has(value)}
             study.enqueue_trial(known, user_attrs={_AS_GIVEN: len(known) == len(first)})
         for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             self._again(study, trial)  # it was killed with its search
@@ -257,15 +257,35 @@ class _Search:
         )  # fmt: skip
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
-        """Return the next trial and its values; no values if nothing new is left to try."""
+        """Return the next trial and its values; no values if nothing new is left to try.
+
+        Once a few trials are complete, the sampler mostly returns the best combination of choices that it knows.
+        """
         tried = [one.params for one in self._trained()]
-        for _ in range(_MOST_REPEATS):
+        left = self._untried(tried)
+        while left != {}:
             trial = self._study.ask()
             values = self._suggest(trial)
             if trial.params not in tried:
                 return trial, values
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            if left is not None:
+                self._study.enqueue_trial(left)
         return None, None
+
+    def _untried(self, tried: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Return a combination that was not tried, by chance; none if all were, None if they cannot be counted."""
+        counts = [one.count for one in self._space if one.count is not None]
+        if len(counts) < len(self._space):
+            return None
+        encoded = [replace(one, choices=tuple(map(_encoded, map(_plain, one.choices)))) for one in self._space]
+        known = {tuple(one.place_of(params[one.name]) for one in encoded) for params in tried}
+        known = {places for places in known if None not in places}
+        if len(known) >= math.prod(counts):
+            return {}
+        chance = Random(self._args.seed + len(tried))  # noqa: S311 (no secret)
+        places = next(found for _ in count() if (found := tuple(map(chance.randrange, counts))) not in known)
+        return {one.name: one.at(place) for one, place in zip(encoded, places, strict=True)}
 
     def _trained(self) -> list[Any]:
         """Return the trials that were trained: to their end, until they were dropped, or until they failed."""
@@ -295,7 +315,7 @@ class _Search:
 
     def _range(self, values: Values) -> str:
         if values.choices:
-            return "in " + " ".join(_short(_plain(one)) for one in values.choices)
+            return "in " + " ".join(_short(_encoded(_plain(one))) for one in values.choices)
         how = " (log)" if values.log else "" if values.step is None else f" by {values.step:g}"
         return f"{values.low:g} to {values.high:g}{how}"
 
@@ -600,7 +620,7 @@ def _words_of_training(
 
 def _process(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs these words of whet's, and its environment, which has the secrets among them."""
-    command, held = without_secrets([sys.executable, "-m", "whet", *words])
+    command, held = without_secrets(system.python("-m", "whet", *words))
     own = {name: value for name, value in os.environ.items() if name != RESUME}  # each trial begins
     return command, {**own, **held}
 

@@ -13,6 +13,7 @@ from whet.config.values import read_flag
 from whet.errors import ConfigError, Problem, WhetError
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_ROUNDING = 1e-6
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _OWN_BY_TRIAL = {
     **dict.fromkeys(("output_dir", "overwrite_output_dir", "resume_from_checkpoint"), "each trial has its own"),
@@ -53,6 +54,32 @@ class Values:
         """Return a number of the range in the type of the setting."""
         return round(value) if self.is_whole else value
 
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None: as many as there are numbers of the range."""
+        if self.choices:
+            return len(self.choices)
+        return None if self.every is None else int((self.high - self.low) / self.every + _ROUNDING) + 1
+
+    @property
+    def every(self) -> float | None:
+        """The difference of neighbouring numbers of the range; None: any number is in it."""
+        step = self.step or 1
+        return float(max(round(step), 1)) if self.is_whole else self.step
+
+    def at(self, place: int) -> Any:
+        """Return the value of this place, from 0 to `count`."""
+        if self.choices:
+            return self.choices[place]
+        return self.number(min(self.low + place * (self.every or 0.0), self.high))
+
+    def place_of(self, value: Any) -> int | None:
+        """Return the place of a value that a trial had; None if there is no such place."""
+        if self.choices:
+            return next((place for place, one in enumerate(self.choices) if one == value), None)
+        place = (value - self.low) / (self.every or 1.0)
+        return round(place) if abs(place - round(place)) < _ROUNDING else None
+
     def has(self, value: Any) -> bool:
         """Return whether a trial could have this value."""
         if self.choices:
@@ -74,10 +101,11 @@ def values_of(text: str, kinds: Mapping[str, Any]) -> Values:
     kind = kinds[name]
     numbers = {float, int} & {kind, *get_args(kind)}
     if ":" not in rest or not numbers:
-        choices = tuple(_read(name, word.strip(), kind) for word in rest.split(","))
-        if len(set(choices)) < 2:
+        choices = [_read(name, word.strip(), kind) for word in _split(rest)]
+        choices = [one for place, one in enumerate(choices) if one not in choices[:place]]  # JSON objects have no hash
+        if len(choices) < 2:
             raise ValueError(f"{name} has one value; give it by --{name}, or several here")
-        return Values(name, choices=tuple(dict.fromkeys(choices)))
+        return Values(name, choices=tuple(choices))
     low, high, *more = (word.strip() for word in rest.split(":"))
     is_whole = float not in numbers
     found = Values(name, low=_number(low), high=_number(high), log=more == ["log"], is_whole=is_whole,
@@ -88,6 +116,18 @@ def values_of(text: str, kinds: Mapping[str, Any]) -> Values:
         raise ValueError(f"a range with log begins above 0, not at {low}")
     if is_whole and not (found.low.is_integer() and found.high.is_integer()):
         raise ValueError(f"{name} takes whole numbers")
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """Return what commas separate, outside of JSON objects."""
+    found, depth = [""], 0
+    for sign in text:
+        depth += (sign in "{[") - (sign in "}]")
+        if sign == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += sign
     return found
 
 

@@ -15,6 +15,7 @@ import xxhash
 from whet import report
 from whet.config.ranks import here
 from whet.config.settings import options_of
+from whet.data.files.file_bytes import digest_of
 from whet.jobs.fields import JobFields
 from whet.models.loading.hub import cached_snapshot
 from whet.watch import results
@@ -22,7 +23,6 @@ from whet.watch.events import FirstStep
 
 _WEIGHTS = ("model*.safetensors", "adapter_model.safetensors", "[0-9]_*/model*.safetensors")
 """The files with the weights of a model, those of sentence-transformers' modules among them."""
-_READ_BYTES = 1 << 20
 
 
 class UsedAgain:
@@ -74,17 +74,7 @@ def contents(job: JobFields) -> dict[str, str]:
         name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
         for name, path in paths.items()
     }
-    return {name: f"content {_digest(some)}" for name, some in files.items() if some}
-
-
-def _digest(paths: list[Path]) -> str:
-    """Return a checksum of the content of these files."""
-    found = xxhash.xxh3_128()
-    for path in paths:
-        with path.open("rb") as file:
-            while piece := file.read(_READ_BYTES):
-                found.update(piece)
-    return found.hexdigest()
+    return {name: f"content {digest_of(some)}" for name, some in files.items() if some}
 
 
 def holds_model(folder: Path) -> bool:
@@ -97,7 +87,7 @@ def checksum_in(folder: Path) -> str | None:
     if not here().is_first:
         return None
     weights = _weights_in(folder)
-    return _digest(weights) if weights else None
+    return digest_of(weights) if weights else None
 
 
 def _weights_in(folder: Path) -> list[Path]:

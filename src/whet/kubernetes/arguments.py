@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 
 from whet.config import secrets
+from whet.config.environment import LAUNCH
 from whet.config.rules.ranges import Rule, at_least, at_most, broken_if
 from whet.config.settings import checked
 from whet.errors import MASK, Problem
+from whet.hardware.openmp import LIMIT_THREADS
 from whet.kubernetes.fields import KubernetesFields
 
 _LONGEST = 63
@@ -466,8 +468,9 @@ AMOUNT_RULES: tuple[Rule, ...] = (
 
 RESERVED = {
     "OMP_NUM_THREADS": "it follows from --cpus, --nproc_per_node and --kept_free_cores",
-    "MKL_NUM_THREADS": "torch would take it in the place of OMP_NUM_THREADS, which follows from --cpus",
+    **dict.fromkeys(LIMIT_THREADS, "torch would take it in the place of OMP_NUM_THREADS, which follows from --cpus"),
     "GLOO_SOCKET_IFNAME": "it follows from --network_interface",
+    LAUNCH: "it is another one for each job that is submitted",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "it follows from --grace_period_s: with less, torchrun kills ranks that save",
     "HF_HOME": "it is a folder of the cache, the only place for downloads that pods can write to",
     **dict.fromkeys(("HOME", "TMPDIR"), "it is the writable folder /tmp: the root file system is read-only"),

@@ -5,6 +5,8 @@ That is a command of whet, a script or a module; here stands what of it the pods
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 from whet.config import deepspeed, secrets
 from whet.config.command_line import read_config
-from whet.config.environment import RESUME
+from whet.config.environment import LAUNCH, RESUME
 from whet.config.ranks import Elsewhere, checked_for
 from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import read_quantity, secret_reference
@@ -137,11 +139,19 @@ def _variables(asked: KubernetesFields, n_threads: int, *, has_peers: bool) -> d
         "TMPDIR": TEMPORARY,
         "PYTHONUNBUFFERED": "1",
         RESUME: "auto",  # a pod does not know whether it is the first: the trainings in it look for checkpoints
+        LAUNCH: _id_of(asked),
     }
     if has_peers:
         found["GLOO_SOCKET_IFNAME"] = asked.network_interface
         found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(asked.grace_period_s - _TO_END_S)  # else 30 s, then SIGKILL
     return found | dict(pair.split("=", 1) for pair in asked.env)
+
+
+def _id_of(asked: KubernetesFields) -> str:
+    """Return the id of the job: a new one for each that is submitted, and the same whenever one is rendered again."""
+    if asked.action == "submit":
+        return uuid.uuid4().hex
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:32]
 
 
 _STARTS_RANKS = ("launch", "k8s")
@@ -243,6 +253,7 @@ def _own_words(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) 
     for file in read:
         if file.is_here:
             require_no_secret(file)
+    in_image = [*filter(None, (_of_image(file.option, file.path) for file in read))]
     absent = [file for file in read if not file.is_here]
     if any(file.option == "config" for file in absent):
         for word, following in pairwise([*words, ""]):
@@ -253,7 +264,8 @@ def _own_words(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) 
         present = [word for file in read if file.is_here for word in (f"--{file.option}", file.path)]
         without = ["--deepspeed", "null"] if absent else []
         notes = _checked(asked, [*kept, *present, *without], own)
-    return Program(("-m", "whet", *words), (*(_unchecked(words[0], file) for file in absent), *notes))
+    unchecked = [_unchecked(words[0], file) for file in absent]
+    return Program(("-m", "whet", *words), tuple(dict.fromkeys((*unchecked, *in_image, *notes))))
 
 
 def _within(config: Named, asked: KubernetesFields) -> list[Named]:
@@ -292,11 +304,12 @@ def _checked(asked: KubernetesFields, words: Sequence[str], own: OwnCommands) ->
                     refused.setdefault(has_deepspeed, error)
     if len(refused) == 2:
         raise refused[True]
+    notes = [_needs(has_deepspeed, error) for has_deepspeed, error in refused.items()]
     for one in settings:
         require_no_terminal(one)
-        require_mounted(one, asked)
+        notes += require_mounted(one, asked)
         _require_one_process_for_seeds(one, asked)
-    return [_needs(has_deepspeed, error) for has_deepspeed, error in refused.items()]
+    return notes
 
 
 def _needs(refused_with: bool, error: ConfigError) -> str:
@@ -318,16 +331,27 @@ def _require_one_process_for_seeds(settings: object, asked: KubernetesFields) ->
 DATA = "/data"
 _PATHS = ("file", "adapter", "context")
 """Options that never name something on the hub, next to those that end in _file."""
+_MAY_BE_HERE = (
+    "model_name_or_path", "config_name", "tokenizer_name", "teacher_model", "base_model_name_or_path", "dataset_name",
+    "model", "hard_negatives_model",
+)  # fmt: skip
+"""Options that name a folder or something on the hub: a command takes the folder if there is one."""
 
 
-def require_mounted(settings: Any, asked: KubernetesFields) -> None:
-    """Raise ConfigError if one of the settings names a file or folder that the pods cannot have, or cannot write."""
+def require_mounted(settings: Any, asked: KubernetesFields) -> list[str]:
+    """Return notes about paths that the image must have.
+
+    Raises ConfigError if one of the settings names a file or folder that the pods cannot have, or cannot write.
+    """
     require_written(settings)
+    notes: list[str] = []
     for name in settings.__dataclass_fields__:
         value = getattr(settings, name)
         if isinstance(value, str) and value:
             _require_claim(name, value, asked)
             _require_absolute(name, value)
+            notes += filter(None, [_of_image(name, value)])
+    return notes
 
 
 def require_file_of_pods(name: str, value: str, asked: KubernetesFields) -> None:
@@ -363,14 +387,34 @@ def _require_absolute(name: str, value: str, *, is_path: bool = False) -> None:
             fix=f"use --{name} {DATA}/{file} with --data_claim, or --{name} {OUTPUT}/{file} if it is on --output_claim",
         )
     is_path = is_path or name.endswith("_file") or name in _PATHS or value.startswith(("./", "../", "~"))
-    if PurePosixPath(value).is_absolute() or not is_path:
+    is_here = name in _MAY_BE_HERE and _is_here(value)
+    if PurePosixPath(value).is_absolute() or not (is_path or is_here):
         return
+    on_hub = "; for the one on the hub run whet k8s in another folder" if not is_path else ""
     raise ConfigError(
-        what=f"{name} is a relative path",
+        what=f"{name} is a relative path" if is_path else f"{name} is a folder of this machine",
         got=value,
         why=f"in the pods it means a path in {OUTPUT}, the working directory, and not one of this machine",
-        fix=f"use --{name} {DATA}/{file} with --data_claim, or --{name} {OUTPUT}/{file} if it is on --output_claim",
+        fix=f"use --{name} {DATA}/{file} with --data_claim, or --{name} {OUTPUT}/{file} if it is on --output_claim"
+        + on_hub,
     )
+
+
+def _is_here(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _of_image(name: str, value: str) -> str | None:
+    """Return a note about a path of this machine that the pods have only if their image has it; None for others."""
+    mounted = (DATA, str(OUTPUT), CACHE, TEMPORARY)
+    if not PurePosixPath(value).is_absolute() or any(PurePosixPath(value).is_relative_to(one) for one in mounted):
+        return None
+    if not _is_here(value):
+        return None
+    return f"--{name} {value} is on this machine; the pods have it only if the image does"
 
 
 OUTPUT = PurePosixPath("/output")

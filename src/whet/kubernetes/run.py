@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import IO, Any
@@ -306,11 +306,25 @@ def pod_template(plan: JobPlan, process: Manifest, *, restart_policy: str | None
 
 def process(plan: JobPlan, variables: Sequence[Manifest] = ()) -> Manifest:
     """Return what a container runs, and on what; `variables` are those that place a pod among the others."""
+    named = {one.partition("=")[0] for one in (*plan.asked.env, *plan.asked.env_from_secret)}
     return {
-        "command": list(plan.command),
+        "command": [as_it_is(word, named) for word in plan.command],
         "env": [*variables_of(plan), *variables],
         "resources": resources(plan),
     }
+
+
+_EXPANDED = re.compile(r"\$\$|\$\(([^)]*)\)")
+"""What the kubelet changes in commands and variables: $$ into $, and $(NAME) into the value of a variable."""
+
+
+def as_it_is(text: str, named: Collection[str]) -> str:
+    """Return the text so that pods get it as it is, but for references to the `named` variables."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[1] in named else found[0].replace("$", "$$")
+
+    return _EXPANDED.sub(escaped, text)
 
 
 def resources(plan: JobPlan) -> Manifest:
@@ -323,7 +337,8 @@ def resources(plan: JobPlan) -> Manifest:
 
 def variables_of(plan: JobPlan) -> list[Manifest]:
     """Return the variables of the plan, secrets as references."""
-    plain: list[Manifest] = [{"name": name, "value": value} for name, value in plan.variables.items()]
+    named = {one.partition("=")[0] for one in plan.asked.env}
+    plain: list[Manifest] = [{"name": name, "value": as_it_is(value, named)} for name, value in plan.variables.items()]
     references = [
         {"name": one.variable, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
         for one in plan.secrets

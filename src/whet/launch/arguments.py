@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields
 
 from whet.config.rules.ranges import Rule, at_least, broken_if, within
+from whet.config.rules.training import LAUNCH_LOGS_NAME
 from whet.config.settings import checked
 from whet.errors import Problem
 from whet.launch.start import Allocator, OpenMP
@@ -39,7 +40,7 @@ class LaunchArguments:
     max_restarts: int = 0
     """Start all ranks again after a failure, at most this often. whet's own commands that train, and
     scripts with a whet.Trainer, then resume from their newest checkpoint."""
-    log_dir: str = "launch-logs"
+    log_dir: str = LAUNCH_LOGS_NAME
     """Folder for the output of all ranks but rank 0, which writes to the terminal."""
     dry_run: bool = False
     """Print the plan, start nothing."""

@@ -8,7 +8,6 @@ import platform
 import secrets
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,7 +134,8 @@ def _run_agent(
     try:
         asked.interrupts = interrupt
         if not asked.to_end:
-            launch_agent(config, sys.executable, ["-m", "whet.launch.rank", str(folder)])
+            program, *words = system.python("-m", "whet.launch.rank", str(folder))
+            launch_agent(config, program, words)
             return {}
     except SignalException:
         return None

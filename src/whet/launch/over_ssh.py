@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +28,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from whet import json_output
+from whet import json_output, system
+from whet.config.environment import LAUNCH
+from whet.config.ranks import launch_id
 from whet.config.secrets import hidden
 from whet.console import duration, plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
@@ -273,7 +276,7 @@ class _Job:
 
     def command(self, host: Host, words: Sequence[str], before: str = "") -> list[str]:
         """Return the command that runs Python there; without ssh if the host is this machine."""
-        script = f"{before}exec {shlex.join([self.python, *words])}"
+        script = f"{before}exec {shlex.join(system.python(*words, program=self.python))}"
         if is_this_machine(host.name, self.several.ssh_command):
             return ["sh", "-c", script]
         # the user's own shell there may be any
@@ -301,9 +304,8 @@ def run_on_hosts(
     """Run the command on all hosts; return the exit code of the first rank that failed, or 0."""
     require_startable(asked, several, commands, ranked)
     found = hosts_of_option(several.hosts) if several.hosts else hosts_of_file(Path(several.hostfile or ""))
-    job = _Job(
-        asked, several, commands, ranked, found, variables(several.env), several.working_dir or working_folder()
-    )  # fmt: skip
+    shared = {LAUNCH: launch_id() or uuid.uuid4().hex, **variables(several.env)}
+    job = _Job(asked, several, commands, ranked, found, shared, several.working_dir or working_folder())
     code = EXIT_OK
     for attempt in range(asked.max_restarts + 1):
         try:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from whet import system
 from whet.config import secrets
 from whet.config.ranks import require_output_for_restarts
 from whet.errors import ConfigError
+from whet.hardware.openmp import LIMIT_THREADS
 from whet.hardware.rank_plan import RankPlan
 from whet.launch.words import is_python
 
@@ -29,7 +31,7 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
     require_words(words)
     first = words[0]
     if first in commands:
-        return [sys.executable, "-m", "whet", *words]
+        return system.python("-m", "whet", *words)
     if first == "-m":
         return [sys.executable, *words]
     if Path(first).suffix == ".py" and Path(first).is_file():
@@ -168,6 +170,15 @@ def choose_libraries(allocator: Allocator, openmp: OpenMP, environment: Mapping[
     return Preload(found["memory_allocator"], found["openmp"], tuple(kept), tuple(notes))
 
 
+def as_preloaded(environment: Mapping[str, str] = os.environ) -> tuple[Allocator, OpenMP]:
+    """Return the options with which ranks are started with what LD_PRELOAD has, and with nothing more."""
+    given = [Path(entry).name for entry in environment.get("LD_PRELOAD", "").replace(":", " ").split()]
+    return (
+        "auto" if any(map(_IS_ALLOCATOR.search, given)) else "default",
+        "auto" if any(map(_IS_OPENMP.search, given)) else "default",
+    )
+
+
 def find_library(name: str, places: Sequence[Path], cached: Sequence[Path] = ()) -> Path | None:
     """Return the file of a library for this processor: in these folders, or among the linker's own; None if none."""
     for begin in _NAMES[name]:
@@ -243,8 +254,6 @@ _OURS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
-LIMIT_THREADS = ("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "OMP_THREAD_LIMIT")
-"""Variables that decide over torch's threads before OMP_NUM_THREADS does."""
 
 
 def changed_variables(

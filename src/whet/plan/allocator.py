@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -75,7 +74,7 @@ def heap_bytes(passes: Sequence[Pass]) -> int:
 
 def _replayed(plans: Iterable[str]) -> list[int]:
     """Return how far the heap grows in each of these replays, which run side by side."""
-    command = [sys.executable, "-S", "-c", _REPLAY]
+    command = system.python("-S", "-c", _REPLAY)
     runs = [
         (subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True), plan)  # noqa: S603
         for plan in plans

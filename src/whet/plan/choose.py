@@ -22,6 +22,7 @@ from typing import Any, Literal
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
+from whet.data.files.file_bytes import digest_of
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -38,7 +39,7 @@ MOST_ROUNDS = 6
 _FEWEST_ROUNDS = 3
 _HOPELESS, _SLOWER, _FASTER, _BARELY_FASTER = (1.3, 1.08), 1.03, 0.97, 0.985
 _SMALLEST_FRAC = 16
-"""Micro-batches are not split below this part of a step: products of few rows are slow."""
+"""Micro-batches are not split below this part of a step if larger ones fit: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 """So many splits are tried, the fastest by forecast, and none that should take so many times as long as the first."""
 _NOT_FAR = 1.15
@@ -112,16 +113,6 @@ class Candidate:
         parts += [self.allocator] if self.allocator != "default" else []
         return ", ".join(parts)
 
-    def command(self, task: str, args: TrainingArguments) -> str:
-        """Return the command that does the same without --auto, the user's other options as dots."""
-        words = [f"OMP_NUM_THREADS={self.threads}"] if self.threads and self.ranks == 1 else []
-        launched = ["launch"]
-        launched += [f"--nproc_per_node {self.ranks}"] if self.ranks > 1 else []
-        launched += [f"--memory_allocator {self.allocator}"] if self.needs_other_process else []
-        words += ["whet", *([*launched, "--"] if len(launched) > 1 else []), task, "..."]
-        words += [f"--{name} {_word(value)}" for name, value in self.changed(args).items() if value is not None]
-        return " ".join(words)
-
 
 CHECKPOINTING, COMPILE = "--gradient_checkpointing", "--torch_compile"
 _FORMATS = {"bf16": "--bf16", "fp16": "--fp16", "int8": "--precision int8"}
@@ -148,17 +139,23 @@ def doubtful(args: TrainingArguments) -> list[str]:
     return found + ([_FORMATS[args.precision]] if args.precision in _FORMATS else [])
 
 
-def sizes(base: Candidate) -> list[tuple[int, int]]:
-    """Return how the rows of a step may be split into micro-batches, the largest first; the user's split among them."""
+Sizes = list[tuple[int, int]]
+"""Ways to split a step: rows of a micro-batch, and micro-batches."""
+
+
+def sizes(base: Candidate) -> tuple[Sizes, Sizes]:
+    """Return how the rows of a step may be split into micro-batches, the largest first; the user's split among them.
+
+    Then smaller ones, for a step of which none of these fits into memory.
+    """
     total = base.rows * base.batches
-    found = {(base.rows, base.batches)}
-    rows = total
-    while rows >= max(1, total // _SMALLEST_FRAC):
-        found.add((rows, total // rows))
-        if rows % 2:
-            break
-        rows //= 2
-    return sorted(found, reverse=True)
+    usual, smaller, rows = {base.rows}, set[int](), total
+    while rows:
+        (usual if rows * _SMALLEST_FRAC >= total else smaller).add(rows)
+        rows = next((one for one in range(rows // 2, 0, -1) if total % one == 0), 0)
+    ordered = (sorted(usual, reverse=True), sorted(smaller - usual, reverse=True))
+    usual_sizes, smaller_sizes = ([(rows, total // rows) for rows in found] for found in ordered)
+    return usual_sizes, smaller_sizes
 
 
 def fixed_split(args: TrainingArguments) -> str:
@@ -186,6 +183,31 @@ def largest_fitting(ways: Sequence[Candidate], look: Callable[[Candidate], Forec
         low, high = (low, at) if found[-1].fits else (at + 1, high)
         at = (low + high) // 2
     return found
+
+
+def forecasts(
+    base: Candidate,
+    sizes: tuple[Sizes, Sizes],
+    policies: Sequence[Policy | None],
+    look: Callable[[Candidate], Forecast],
+    timed: Callable[[Candidate], Forecast],
+) -> list[Forecast]:
+    """Return what is known of the ways to run a step: with each policy, unless one before it lets as many rows fit.
+
+    `sizes` are those that are tried first, and those for a step of which none of these fits. `look` rehearses a
+    candidate; `timed` forecasts its time alone, as a larger one fits.
+    """
+    known: list[Forecast] = []
+    for some in sizes:
+        for policy in policies if not any(one.fits for one in known) else ():
+            larger = [size for size in some if all(not one.fits or one.candidate.rows < size[0] for one in known)]
+            ways = [replace(base, rows=rows, batches=batches, checkpointing=policy) for rows, batches in larger]
+            looks = largest_fitting(ways, look)
+            known += looks
+            largest = max((one.candidate.rows for one in looks if one.fits), default=0)
+            seen = [one.candidate for one in looks]
+            known += [timed(one) for one in ways if one.rows < largest and one not in seen]
+    return known
 
 
 def shortlist(known: Sequence[Forecast]) -> list[Forecast]:
@@ -359,10 +381,6 @@ def price(flag: str, with_s: float, without_s: float) -> str:
     return f"{flag} costs nothing here ({times})"
 
 
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # ---- the machine ----
 
 
@@ -400,9 +418,9 @@ _FILES = ("train_file", "validation_file")
 
 
 def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
-    """Return what a choice depends on: the machine, versions, the model's shape, and the data's.
+    """Return what a choice depends on: the machine, versions, the model's shape, and the data.
 
-    The data's is the size of its files, to two digits, with the settings that cut it into rows.
+    Files count by their content: the longest row of other data may not fit into memory.
     """
     values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
     found = {name: value for name, value in values.items() if name not in _SHAPELESS}
@@ -412,7 +430,7 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
             found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
     for name in _FILES:
         if found[name] and Path(found[name]).is_file():
-            found[name] = f"{Path(found[name]).stat().st_size:.1e} bytes"
+            found[name] = digest_of([Path(found[name])])
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         "several_seeds": values["seeds"] > 1,  # they run in one process

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -391,7 +390,7 @@ def _measured_apart(budget_s: float) -> Rates:
     import torch
 
     start_s = time.process_time()
-    words = [sys.executable, "-c", _APART, str(torch.get_num_threads()), str(budget_s)]
+    words = system.python("-c", _APART, str(torch.get_num_threads()), str(budget_s))
     done = subprocess.run(  # noqa: S603 - whet itself
         words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

@@ -25,10 +25,11 @@ from whet.config import environment
 from whet.config.secrets import hidden
 from whet.errors import ConfigError, escape_controls
 from whet.hardware import cpu, topology
+from whet.hardware.openmp import LIMIT_THREADS
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.launch.picture import ranges
 from whet.launch.rank import prefer_memory_of
-from whet.launch.start import LIMIT_THREADS, Preload, changed_variables, choose_libraries, of_libraries
+from whet.launch.start import Preload, changed_variables, choose_libraries, of_libraries
 from whet.run import reports
 from whet.run.arguments import RunArguments
 from whet.system import bind, dump_no_core, ending_with, require_linux, signals

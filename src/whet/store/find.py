@@ -8,7 +8,8 @@ parents, and a run uses only checkpoints of its own lineage. The later ones of a
 used if the user names them.
 
 A command that names its checkpoint and may be started again begins a new lineage there even if it is the newest one: a
-restart can then tell what the command has saved since from what was there before.
+restart can then tell what the command has saved since from what was there before. A lineage holds the id of the job or
+launcher that began it, so that what another job has saved since it began at the same checkpoint does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config.ranks import may_start_again, resumes_unasked
+from whet.config.ranks import launch_id, may_start_again, resumes_unasked
 from whet.errors import StorageError
 from whet.log import logger
 from whet.store import manifest
@@ -33,6 +34,8 @@ ASIDE = "abandoned"
 STATE, TRAINER_STATE = "state.json", "trainer_state.json"
 """The parts of a run's state, and the counters and the log as transformers writes them."""
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+FACTS = ("run", "parents", "launch")
+"""What a manifest says of the lineage."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN, _MOST_NAMED = 8, 3
 _NEW_RUN = "start a new run: leave --resume_from_checkpoint out and use another --output_dir"
@@ -94,6 +97,8 @@ class Lineage:
 
     run: str | None
     parents: tuple[tuple[str | None, int], ...] = ()
+    launch: str | None = None
+    """The id of the job or launcher that began it."""
 
     @property
     def name(self) -> str:
@@ -102,7 +107,8 @@ class Lineage:
 
     def facts(self) -> dict[str, Any]:
         """Return the lineage as a manifest holds it."""
-        return {"run": self.run, "parents": [list(parent) for parent in self.parents]}
+        launch = {} if self.launch is None else {"launch": self.launch}
+        return {"run": self.run, "parents": [list(parent) for parent in self.parents], **launch}
 
     def includes(self, run: str | None, step: int) -> bool:
         """Return whether the checkpoint of that run and step belongs to this lineage or to its ancestors."""
@@ -118,7 +124,7 @@ class Lineage:
 
     def branched(self, step: int) -> Lineage:
         """Return a new lineage that begins at a checkpoint of this one."""
-        return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents))
+        return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents), launch_id())
 
 
 @dataclass(frozen=True)
@@ -132,17 +138,17 @@ class Checkpoint:
 
 def new_lineage() -> Lineage:
     """Return the lineage of a run that starts at its first step."""
-    return Lineage(uuid.uuid4().hex)
+    return Lineage(uuid.uuid4().hex, launch=launch_id())
 
 
 def lineage_in(facts: Mapping[str, Any]) -> Lineage:
     """Return the lineage that a manifest holds; the unnamed one if it is not in the form of `facts`."""
-    run, parents = facts.get("run"), facts.get("parents")
+    run, parents, launch = (facts.get(name) for name in FACTS)
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
         return Lineage(None)
     pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
     known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
-    return Lineage(run, tuple(known))
+    return Lineage(run, tuple(known), launch if isinstance(launch, str) else None)
 
 
 def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
@@ -207,7 +213,7 @@ def resumes_from(asked: str | bool | None, output_dir: Path) -> str | bool | Non
     """Return what a command resumes from: as asked, or what continues it if it may have been started before.
 
     That is "auto" if nothing was asked for. It takes the place of a checkpoint that was named, too, once `output_dir`
-    has later ones of the lineage that began there.
+    has later ones of a lineage that this job or launcher began there.
     """
     if not resumes_unasked() or asked is True or asked in ("auto", "no"):
         return asked
@@ -223,12 +229,12 @@ def is_named(asked: str | bool | None) -> bool:
 
 
 def _began_at(named: Path, later: Path) -> bool:
-    """Return whether a run can resume from the later checkpoint, and its lineage began at the named one.
+    """Return whether a run can resume from the later checkpoint, and this job began its lineage at the named one.
 
     Of one that was rotated away after later ones were saved, only the step is known.
     """
     found, known = read_checkpoints([later]), read_checkpoints([named])
-    if not found or manifest.holds_only_model(later):
+    if not found or manifest.holds_only_model(later) or found[0].lineage.launch != launch_id():
         return False
     parents = found[0].lineage.parents
     if known:

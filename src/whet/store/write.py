@@ -211,7 +211,7 @@ def copy(folder: Path, output_dir: Path, lineage: Lineage) -> Path:
         shutil.copytree(folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(manifest.MANIFEST))
 
     known = manifest.facts_of(folder) or {}
-    facts = {name: value for name, value in known.items() if name not in ("step", "run", "parents")}
+    facts = {name: value for name, value in known.items() if name not in ("step", *find.FACTS)}
     staged = Staged(output_dir, there.step, lineage)
     staged.put(write)
     return staged.publish(facts, there.lineage)

@@ -24,7 +24,11 @@ REPORT_NAME = "report.html"
 """The page about the run in output_dir. One that fails before its first save leaves it behind."""
 OWNER_NAME = "results_of.json"
 """Of which model the results in output_dir are. A run that fails before its first results leaves it behind."""
-NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME, OWNER_NAME})
+LAUNCH_LOGS_NAME = "launch-logs"
+"""The folder for the output of the ranks that --auto starts, in output_dir; of `whet launch`, in the current folder."""
+NOT_COUNTED = frozenset({
+    LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME, OWNER_NAME, LAUNCH_LOGS_NAME
+})  # fmt: skip
 """Files that do not count as content of an output_dir."""
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import codecs
 import io
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+
+import xxhash
 
 from whet.data.files.bad_rows import Rejected
 from whet.errors import DataError, StorageError
 from whet.hardware import memory
 
 PARQUET = b"PAR1"
+_READ_BYTES = 1 << 20
 _TIMES_IN_MEMORY = 6
 """Largest number of bytes of memory for each byte of a file."""
 _UNPACK = "unpack it and use the unpacked file"
@@ -181,3 +185,13 @@ def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:
         why="text is read as UTF-8: in another encoding the same bytes are other characters",
         fix=f"save the file as UTF-8, and name that: iconv -f {encoding} -t UTF-8 OLD > NEW",
     )
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """Return a checksum of the content of these files."""
+    found = xxhash.xxh3_128()
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(_READ_BYTES):
+                found.update(piece)
+    return found.hexdigest()
