@@ -27,6 +27,7 @@ from whet.engine.description import planned_bytes
 from whet.hardware import memory as memory_of_machine
 from whet.jobs import fit
 from whet.models.loading.adapter import quiet_peft
+from whet.plan.memory import MemoryForecast
 from whet.plan.rates import as_json
 from whet.plan.rehearsal import Rehearsal
 
@@ -117,6 +118,37 @@ def test_a_split_keeps_the_result_of_runs_that_auto_would_split(
     forecast: Any = SimpleNamespace(anatomy=SimpleNamespace(packed=packed))
     split = next(fit.changes(None, args, forecast))
     assert (split.is_split, split.same_result) == (True, same)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches", "splits"),
+    [(15, 1, [(5, 3), (3, 5), (1, 15)]), (12, 1, [(6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]),
+     (4, 3, [(3, 4), (2, 6), (1, 12)]), (1, 8, [])],
+)  # fmt: skip
+def test_a_step_is_split_into_any_micro_batches_of_as_many_rows(
+    rows: int, batches: int, splits: list[tuple[int, int]]
+) -> None:
+    args = TrainingArguments(output_dir="unused", per_device_train_batch_size=rows, gradient_accumulation_steps=batches)
+    job: Any = SimpleNamespace(lora_r=1)
+    forecast: Any = SimpleNamespace(anatomy=SimpleNamespace(packed=True, layers=0))
+    found = [one.settings[1] for one in fit.changes(job, args, forecast) if one.is_split]
+    assert [(one.per_device_train_batch_size, one.gradient_accumulation_steps) for one in found] == splits
+
+
+def test_the_largest_split_that_fits_is_found() -> None:
+    args = TrainingArguments(output_dir="unused", per_device_train_batch_size=60)
+    job: Any = SimpleNamespace(lora_r=1)
+    looked_at: list[int] = []
+
+    def forecast(_: Any, args: TrainingArguments) -> Any:
+        rows = args.per_device_train_batch_size
+        looked_at.append(rows)
+        memory = MemoryForecast(parts={"activations": rows}, moment="", free_bytes=None, micro_batch_tokens=rows)
+        return SimpleNamespace(memory=memory, anatomy=SimpleNamespace(packed=True, layers=0))
+
+    (found,) = fit.that_fit(job, args, 13, forecast(job, args), forecast)
+    assert found.flags == "--per_device_train_batch_size 12 --gradient_accumulation_steps 5"
+    assert len([rows for rows in looked_at if rows != 60]) <= 4
 
 
 def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
