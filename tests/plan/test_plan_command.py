@@ -184,6 +184,13 @@ def test_the_time_on_another_machine_is_that_of_its_rates(folder: Path, capsys: 
     assert found["time"]["run"]["start"] > 1000
 
 
+def test_memory_without_a_unit_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("plan", folder / "model", folder / "out", train_file=folder / "train.csv")
+    assert run([*given, "--memory", "16"]) == 78
+    assert "add its unit: --memory 16GB" in capsys.readouterr().err
+    assert _planned(folder, capsys, "--no_time", memory=16_000_000_000)["memory"]["free_bytes"] == 16_000_000_000
+
+
 def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = _planned(folder, capsys, memory="100MB")["memory"]
     assert memory["free_bytes"] == 100_000_000
@@ -300,6 +307,11 @@ def test_the_task_follows_from_the_data_and_is_named_if_not_known(
             {"text": "boat", "answer_start": 4}]}]}]}]}))  # fmt: skip
     given = words("plan", folder / "model", folder / "out", "--json", train_file=folder / "train.json", doc_stride=8)
     assert run(given) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "qa"
+    named = {"train_file": str(folder / "train.json"), "model_name_or_path": str(folder / "model"), "doc_stride": 8}
+    usual = {"output_dir": str(folder / "out"), "max_seq_length": 24, "use_cpu": True, "precision": "fp32"}
+    (folder / "run.json").write_text(json.dumps(named | usual))
+    assert run(["plan", "--config", str(folder / "run.json"), "--no_time", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "qa"
     assert run(["plan", "swimming", *given[1:]]) == 78
     assert "whet plans classify, lm, qa, tag" in capsys.readouterr().err
