@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,12 @@ from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
 from whet.console import fine_duration
 from whet.engine.description import planned_bytes
+from whet.hardware import cpu
 from whet.hardware import memory as memory_of_machine
 from whet.jobs import fit
 from whet.models.loading.adapter import quiet_peft
 from whet.plan.memory import MemoryForecast
-from whet.plan.rates import as_json
+from whet.plan.rates import as_json, key_here
 from whet.plan.rehearsal import Rehearsal
 
 GB = 1e9
@@ -189,6 +191,48 @@ def test_memory_without_a_unit_is_refused(folder: Path, capsys: pytest.CaptureFi
     assert run([*given, "--memory", "16"]) == 78
     assert "add its unit: --memory 16GB" in capsys.readouterr().err
     assert _planned(folder, capsys, "--no_time", memory=16_000_000_000)["memory"]["free_bytes"] == 16_000_000_000
+
+
+def test_a_training_on_a_gpu_has_no_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = {"train_file": folder / "train.csv", "use_cpu": "false"}
+    for asked in (("plan",), ("classify", "--do_train", "--dry_run")):
+        assert run(words(asked[0], folder / "model", folder / "out", *asked[1:], **options)) == 78
+        assert "this run is on a GPU (cuda)" in capsys.readouterr().err
+    report = {"machine": {"memory_available_bytes": 3_000_000_000}}
+    (folder / "report.json").write_text(json.dumps(report))
+    found = _planned(folder, capsys, "--no_time", hardware=folder / "report.json", use_cpu="false")
+    assert found["memory"]["fits"]
+
+
+def test_memory_is_less_sure_for_a_machine_with_other_operators(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = key_here()
+    machine = {"memory_available_bytes": 10**12, "instruction_sets": cpu.instruction_sets()[0]}
+    keys = {"same": here, "processor": replace(here, processor="Another"), "both": replace(
+        here, processor="Another", operators="scalar")}  # fmt: skip
+    found = {}
+    for name, key in keys.items():
+        report = {"machine": machine, "training_rates": as_json(known_rates(key=key))}
+        (folder / "report.json").write_text(json.dumps(report))
+        found[name] = _planned(folder, capsys, hardware=folder / "report.json")["memory"]
+    assert [len(one["doubts"]) for one in found.values()] == [0, 1, 2]
+    assert found["same"]["low_bytes"] == found["same"]["high_bytes"]
+    width = {name: one["high_bytes"] / one["peak_bytes"] for name, one in found.items()}
+    assert 1 == width["same"] < width["processor"] < width["both"]
+    given = words("plan", folder / "model", folder / "out", train_file=folder / "train.csv")
+    assert run([*given, "--hardware", str(folder / "report.json")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"the operators here ({here.operators}), and that machine runs scalar" in shown
+    assert ": fits" in shown
+    peak = found["both"]["peak_bytes"]
+    machine["memory_available_bytes"] = int(1.1 * peak)
+    (folder / "report.json").write_text(json.dumps(report))
+    assert run([*given, "--hardware", str(folder / "report.json")]) == 0
+    assert ": may not fit" in " ".join(capsys.readouterr().out.split())
 
 
 def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

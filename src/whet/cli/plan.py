@@ -274,7 +274,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
 
     from whet import log
     from whet.engine.forecast import Forecast
-    from whet.jobs.dry_run import forecast, rates_for, room
+    from whet.jobs.dry_run import forecast, rates_for, room, there
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
@@ -283,16 +283,22 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         free = _free(asked, room(args).free_bytes, args.memory_limit_gb)
-        found = forecast(task, job, args, free)
-        ways = None
+        if asked.hardware is not None:  # it is planned for the processor of that machine, whatever this one has
+            args = replace(args, use_cpu=True)
+
+        def planned(job: Any, args: TrainingArguments, held_bytes: int | None = None) -> Forecast:
+            made = forecast(task, job, args, free, held_bytes=held_bytes)
+            return made if asked.hardware is None else there(made, Path(asked.hardware))
+
+        found, ways = planned(job, args), None
         if asked.fit and free is not None and not found.memory.fits:
 
             def changed(job: Any, args: TrainingArguments) -> Forecast:
                 adds_modules = job.lora_r is not None  # peft; other changes import nothing, though this process grows
-                return forecast(task, job, args, free, held_bytes=None if adds_modules else found.held_bytes)
+                return planned(job, args, None if adds_modules else found.held_bytes)
 
             ways = that_fit(job, args, free, found, changed)
-        rates = rates_for(args, print, asked.hardware) if asked.time else None
+        rates = rates_for(print, asked.hardware) if asked.time else None
         rates = rates and replace(rates, shared_by=asked.ranks)
     facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
     fitting = [_Way(one, None) for one in ways or ()]

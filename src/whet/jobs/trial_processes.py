@@ -85,7 +85,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         return
     here = room(args)
     free = here.free_bytes
-    rates = rates_for(args, lambda text: _answer(line, say=text))
+    rates = rates_for(lambda text: _answer(line, say=text))
     assert rates is not None
     examples, base = examples_of(task, job, args), Candidate.of(args)
     first = forecast(task, job, args, free, examples)
