@@ -102,6 +102,17 @@ def test_a_plan_of_questions_evaluates_rows_without_labels(
     assert shared["weights"] + shared["saving"] == alone["weights"], "each rank has the complete model then"
 
 
+def test_a_rank_holds_the_activations_of_its_own_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"per_device_train_batch_size": 64, "max_seq_length": 32, "memory": "1TB"}
+    parts = {}
+    for ranks in (1, 8):
+        given = words("plan", folder / "model", folder / "out", "--json", "--no_time", ranks=ranks, **sizes)
+        assert run([given[0], "classify", *given[1:]]) == 0
+        parts[ranks] = json.loads(capsys.readouterr().out)["memory"]["parts"]
+    assert parts[8]["activations"] == pytest.approx(parts[1]["activations"], rel=0.05)
+    assert parts[8].get("allocator", 0) < parts[1].get("allocator", 0) + parts[1]["activations"]
+
+
 def test_of_several_splits_the_last_is_named() -> None:
     halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
     rounded = fit.Change("--precision bf16", "rounding", ())

@@ -5,7 +5,7 @@ The step with the heaviest micro-batch is rehearsed (`plan/rehearsal.py`): nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,10 @@ _REPLAYED = 24
 _SAMPLED = 8
 """Steps whose batches are made, to count their targets."""
 _EPOCHS_LOOKED_AT = 4
+_CUT = 64
+"""Steps of an epoch whose micro-batches are cut in search of the heaviest, those that may have it first."""
+_COUNTED = 1024
+"""Steps of an epoch whose numbers of tokens are counted."""
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
 _KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
@@ -189,7 +193,8 @@ class _Memory:
             lengths = _lengths(run.eval_dataset)
             evaluated = {batch.n_computed for batch in self.work.eval_batches}
             if lengths is not None:
-                evaluated = _sizes_of(lengths, run.args.per_device_eval_batch_size, packed=packed)
+                sizes = _sizes_read(lengths, run.args.per_device_eval_batch_size, packed=packed)
+                evaluated = {*sizes.tolist()}
             n_kept += _n_kernels(evaluation, len(evaluated - trained))
         return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
@@ -227,7 +232,9 @@ class _Memory:
         run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
         rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
         lengths, starts = _lengths(rows), np.arange(0, len(rows), n_rows)
-        loads = np.zeros(len(starts)) if lengths is None else _loads(lengths, starts, packed=objective.packed)
+        loads = np.zeros(len(starts))
+        if lengths is not None:
+            loads = _sizes_read(lengths, n_rows, packed=objective.packed)
         first = int(starts[int(loads.argmax())])
         batch = objective.batch(rows, range(first, min(first + n_rows, len(rows))), 0)
         rehearsal.restart()
@@ -315,37 +322,77 @@ def _bytes_of_rows(rows: Any) -> int:
 
 def _heaviest(run: Run) -> list[Batch]:
     """Return the micro-batches of the step that has the one with the most tokens."""
-    order, lengths = run.plan.order, _lengths(run.train_dataset)
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         steps = np.linspace(0, run.plan.n_steps - 1, min(run.plan.n_steps, _READ)).astype(int)
         found = [_batches(run, int(step)) for step in dict.fromkeys(steps.tolist())]
         return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
-    most, at = -1.0, 0
-    rows_per_step = order.rows_per_batch * order.batches_per_step
-    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
-        first = epoch * order.steps_per_epoch
-        n_rows = min(order.batches_per_epoch * order.rows_per_batch, (run.plan.n_steps - first) * rows_per_step)
-        if n_rows <= 0:
-            break
-        rows = order.epochs(epoch)[:n_rows]
-        starts = np.arange(0, len(rows), run.args.per_device_train_batch_size * run.place.n_ranks)
-        loads = _loads(lengths[rows], starts, packed=run.objective.packed)
-        if loads.max() > most:
-            most, at = float(loads.max()), first + int(starts[int(loads.argmax())]) // rows_per_step
+    most, at = -1, 0
+    for steps in _epochs(run):
+        bounds = _bounds(run, lengths, steps)
+        for place in np.argsort(-bounds, kind="stable")[:_CUT].tolist():
+            if bounds[place] <= most:
+                break
+            if (n := max(_loads(run, lengths, steps[place]))) > most:
+                most, at = n, steps[place]
     return _batches(run, at)
+
+
+def _epochs(run: Run) -> Iterator[range]:
+    """Yield the steps of each epoch that is looked at."""
+    each, n_steps = run.plan.order.steps_per_epoch, run.plan.n_steps
+    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
+        yield range(epoch * each, min((epoch + 1) * each, n_steps))
+
+
+def _bounds(run: Run, lengths: np.ndarray, steps: range) -> np.ndarray:
+    """Return how many tokens no micro-batch of each of these steps exceeds, (steps,): those of one epoch.
+
+    Of one rank without a budget it is what the largest computes. All steps are looked at at once, which cuts none.
+    """
+    order, n_ranks, budget = run.plan.order, run.place.n_ranks, run.args.max_tokens_per_batch
+    rows_per_step, most_rows = order.rows_per_batch * order.batches_per_step, run.args.per_device_train_batch_size
+    n_kept = min(order.batches_per_epoch * order.rows_per_batch, len(steps) * rows_per_step)
+    lengths = lengths[order.epochs(steps[0] // order.steps_per_epoch)[:n_kept]]
+    starts = np.arange(0, len(lengths), most_rows * n_ranks)
+    firsts = np.searchsorted(starts, np.arange(0, len(lengths), rows_per_step))
+    longest, sums = np.maximum.reduceat(lengths, starts), np.add.reduceat(lengths, starts)
+    n_rows = -(-np.diff(np.append(starts, len(lengths))) // n_ranks)
+    if run.objective.packed:
+        bounds = np.maximum.reduceat(sums if n_ranks == 1 else sums // n_ranks + longest, firsts)
+    else:
+        bounds = np.maximum.reduceat(longest * n_rows, firsts)
+    if budget is not None:
+        longest = np.maximum.reduceat(longest, firsts)
+        cut = np.maximum(longest, budget) if run.objective.packed else longest * most_rows
+        bounds = np.where(np.maximum.reduceat(sums, firsts) > budget * n_ranks, cut, bounds)
+    sizes, places = np.unique(bounds, return_inverse=True)
+    return np.asarray([_computed(n, packed=run.objective.packed) for n in sizes.tolist()])[places]
+
+
+def _loads(run: Run, lengths: np.ndarray, step: int) -> list[int]:
+    """Return the tokens that each of this rank's micro-batches of a step computes."""
+    packed = run.objective.packed
+    pieces = micro_batches_of(run, run.plan.order.rows(step), run.args.per_device_train_batch_size)
+    each = (lengths[rows] for rows, *_ in pieces)
+    return [_computed(int(one.sum() if packed else one.max() * len(one)), packed=packed) for one in each]
+
+
+def _computed(n_tokens: int, *, packed: bool) -> int:
+    return filled_length(n_tokens) if packed else n_tokens
 
 
 def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
     """Return the tokens of the largest micro-batch of steps that are spread over the run."""
-    lengths, size = _lengths(run.train_dataset), run.args.per_device_train_batch_size * run.place.n_ranks
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         return [max(batch.n_computed for batch in step) for step in work.steps]
-    n_steps = run.plan.n_steps
-    found: list[int] = []
-    for step in dict.fromkeys(np.linspace(0, n_steps - 1, min(n_steps, _REPLAYED)).astype(int).tolist()):
-        rows = lengths[run.plan.order.rows(step)]
-        found.append(int(_loads(rows, np.arange(0, len(rows), size), packed=run.objective.packed).max()))
-    return found
+    return [max(_loads(run, lengths, step)) for step in _spread(range(run.plan.n_steps), _REPLAYED)]
+
+
+def _spread(steps: range, most: int) -> list[int]:
+    """Return some of these steps, spread evenly: all of them if they are few."""
+    return [steps[n] for n in dict.fromkeys(np.linspace(0, len(steps) - 1, min(len(steps), most)).astype(int).tolist())]
 
 
 def _n_kernels(one: Pass, n_sizes: int) -> int:
@@ -357,29 +404,18 @@ def _n_kernels(one: Pass, n_sizes: int) -> int:
 
 def _computed_tokens(run: Run) -> set[int]:
     """Return the numbers of tokens that the micro-batches of the run compute; empty if the rows do not say."""
-    lengths, order = _lengths(run.train_dataset), run.plan.order
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         return set()
-    found: set[int] = set()
-    size = run.args.per_device_train_batch_size * run.place.n_ranks
-    rows_per_step = order.rows_per_batch * order.batches_per_step
-    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
-        n_left = (run.plan.n_steps - epoch * order.steps_per_epoch) * rows_per_step
-        rows = order.epochs(epoch)[: min(order.batches_per_epoch * order.rows_per_batch, n_left)]
-        found |= _sizes_of(lengths[rows], size, packed=run.objective.packed)
-    return found
+    some = (step for steps in _epochs(run) for step in _spread(steps, _COUNTED))
+    return {n for step in some for n in _loads(run, lengths, step)}
 
 
-def _sizes_of(lengths: np.ndarray, n_rows: int, *, packed: bool) -> set[int]:
-    """Return the different numbers of tokens that batches of so many of these rows compute."""
-    loads = _loads(lengths, np.arange(0, len(lengths), n_rows), packed=packed).astype(int)
-    return {filled_length(n) for n in np.unique(loads).tolist()} if packed else {*np.unique(loads).tolist()}
-
-
-def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:
-    """Return the tokens that each batch computes: those of its rows, or its rows times its longest."""
+def _sizes_read(lengths: np.ndarray, n_rows: int, *, packed: bool) -> np.ndarray:
+    """Return the tokens that each batch of so many of these rows computes, in order."""
+    starts = np.arange(0, len(lengths), n_rows)
     if packed:
-        return np.add.reduceat(lengths, starts)
+        return np.asarray([filled_length(n) for n in np.add.reduceat(lengths, starts).tolist()])
     return np.maximum.reduceat(lengths, starts) * np.diff(np.append(starts, len(lengths)))
 
 
