@@ -17,9 +17,10 @@ import torch
 from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
 from tiny_qa import command, squad, write_json
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForSequenceClassification, LlamaConfig
 
-from text_tasks import save_encoder, topic_rows, words, write_csv
+from saved_decoder import save_decoder
+from text_tasks import SAILING, save_encoder, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
@@ -100,6 +101,79 @@ def test_a_plan_of_questions_evaluates_rows_without_labels(
     alone, shared = (one["parts"] for one in found)
     assert [one["moment"] for one in found] == ["in an evaluation"] * 2
     assert shared["weights"] + shared["saving"] == alone["weights"], "each rank has the complete model then"
+
+
+def test_the_prediction_of_a_test_split_is_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its batches may be the largest of the run, and they come after a training that fits."""
+    write_csv(folder / "test.csv", topic_rows() * 30)
+    sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 256}
+    alone = _planned(folder, capsys, **sizes)
+    found = _planned(folder, capsys, "--do_predict", test_file=folder / "test.csv", **sizes)
+    assert (alone["memory"]["moment"], alone["time"]["run"]["evaluation"]) == ("in a training step", 0.0)
+    assert found["memory"]["moment"] == "in the prediction of the test split"
+    assert found["memory"]["peak_bytes"] > alone["memory"]["peak_bytes"]
+    assert found["time"]["run"]["evaluation"] > 0
+
+
+def test_the_time_counts_every_seed_evaluation_and_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = {"validation_file": folder / "train.csv", "num_train_epochs": 2}
+    evaluated = _planned(folder, capsys, "--do_eval", **usual)["time"]
+    seeds = _planned(folder, capsys, "--do_eval", seeds=3, **usual)["time"]
+    assert seeds["step_s"] == pytest.approx(evaluated["step_s"])
+    for part in ("forward", "backward", "optimizer", "evaluation"):
+        assert seeds["run"][part] == pytest.approx(3 * evaluated["run"][part])
+    more = {"eval_strategy": "epoch", "eval_on_start": "true", "save_strategy": "best"}
+    best = _planned(folder, capsys, **usual, **more, metric_for_best_model="accuracy")["time"]["run"]
+    assert best["evaluation"] == pytest.approx(4 * evaluated["run"]["evaluation"]), "at the start and end, two epochs"
+    assert best["saving"] > 0
+    timed = _planned(folder, capsys, save_strategy="time", save_interval_s=1e-4)["time"]["run"]
+    assert timed["saving"] > best["saving"]
+
+
+def test_the_time_counts_what_a_reference_computes_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_decoder(tmp_path / "decoder")
+    pairs = [{"prompt": "a boat", "chosen": f" {text}", "rejected": " bread"} for text in SAILING * 4]
+    write_lines(tmp_path / "pairs.jsonl", pairs)
+    given = words("plan", tmp_path / "decoder", tmp_path / "out", "--json", train_file=tmp_path / "pairs.jsonl")
+    found = {}
+    for loss in ("dpo", "next_tokens"):
+        data = pairs if loss == "dpo" else [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs]
+        write_lines(tmp_path / "pairs.jsonl", data)
+        assert run([given[0], "lm", *given[1:], "--loss", loss]) == 0
+        found[loss] = json.loads(capsys.readouterr().out)["time"]["run"]["evaluation"]
+    assert found["next_tokens"] == 0
+    assert found["dpo"] > 0
+
+
+def test_a_token_runs_through_some_of_the_experts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = _planned(folder, capsys)["time"]
+    few, more = (_planned(folder, capsys, moe_experts=4, moe_top_k=n)["time"] for n in (1, 2))
+    assert few["step"]["forward"] == pytest.approx(dense["step"]["forward"], rel=0.01)
+    assert more["step"]["forward"] > 1.1 * few["step"]["forward"]
+    assert any("experts" in doubt for doubt in few["doubts"])
+
+
+def test_a_teacher_takes_memory_and_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    labels = dict(enumerate(sorted({row["label"] for row in topic_rows()})))
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
+        max_position_embeddings=64, id2label=labels, label2id={label: n for n, label in labels.items()},
+    )  # fmt: skip
+    teacher = BertForSequenceClassification(config)
+    teacher.save_pretrained(folder / "teacher")
+    tokenizer.save_pretrained(folder / "teacher")
+    alone, taught = (_planned(folder, capsys, **more) for more in ({}, {"teacher_model": folder / "teacher"}))
+    weights = [one["memory"]["parts"]["weights"] for one in (alone, taught)]
+    theirs = sum(one.nbytes for one in (*teacher.parameters(), *teacher.buffers()))
+    assert weights[1] - weights[0] == pytest.approx(theirs, rel=0.02)
+    states = [one["memory"]["parts"]["optimizer"] for one in (alone, taught)]
+    assert states[0] == states[1], "it learns nothing"
+    assert taught["time"]["step"]["forward"] > 2 * alone["time"]["step"]["forward"]
+    assert taught["time"]["step"]["backward"] == alone["time"]["step"]["backward"]
+    assert any("teacher" in doubt for doubt in taught["time"]["doubts"])
 
 
 def test_a_rank_holds_the_activations_of_its_own_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from whet.objectives.base import Objective
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
 from whet.plan.allocator import Pass, heap_bytes
-from whet.plan.anatomy import Anatomy, MicroBatch, Workload
+from whet.plan.anatomy import Anatomy, MicroBatch, Reading, Workload
 from whet.plan.memory import MemoryForecast
 from whet.plan.rehearsal import Memory, Rehearsal, Trace
 from whet.precision import policy
@@ -50,6 +51,7 @@ _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
 _UNSURE = "summed gradients may fill the place of activations or not"
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
+PREDICTION, REFERENCE = "in the prediction of the test split", "in the passes of the reference before the first step"
 COMPLETE = "when the model is complete, to be saved"
 
 
@@ -74,23 +76,45 @@ def of_run(
     held_bytes: int,
     rehearsal: Rehearsal,
     free_bytes: int | None = None,
+    tested: Any = None,
 ) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision.
 
     `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
-    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one.
+    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one. `tested`
+    are the rows that the model predicts after the training.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
-    work = _workload(run, heaviest)
+    if (teacher := _teacher(run)) is not None:
+        theirs = anatomy.of_model(teacher, run.args, precision)
+        sizes = replace(sizes, teacher=replace(theirs, checkpointing=None))
+    readings = [*_readings(run, tested)]
+    work = _workload(run, heaviest, readings)
     once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
     of_auto = ("fp32", "bf16") if are_worth_timing(run.model) else ("fp32",)
     found = {
-        name: _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
+        name: _Memory(
+            run, name, heaviest, sizes, work, readings, rehearsal, held_bytes, free_bytes, *once
+        ).forecast(optimizer)
         for name in (of_auto if precision == "auto" else (precision,))
-    }
+    }  # fmt: skip
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
     peak = max(found.values(), key=lambda one: one.peak_bytes)
     return Forecast(anatomy=sizes, workload=work, memory=peak, by_format=found, held_bytes=held_bytes)
+
+
+def left_of(run: Run, work: Workload, first: int) -> Workload:
+    """Return what is left of a training after `first` of its steps, without what its command does after the last."""
+    n_left, (n_evaluations, n_saves) = work.n_steps - first, _times_left(run, first)
+    n_tokens = None if work.n_tokens is None else work.n_tokens * n_left / max(work.n_steps, 1)
+    return replace(
+        work, n_steps=n_left, n_tokens=n_tokens, n_evaluations=n_evaluations, n_saves=n_saves, readings=(), n_seeds=1
+    )
+
+
+def _teacher(run: Run) -> torch.nn.Module | None:
+    """Return the model that the objective runs on each batch next to the one that is trained."""
+    return getattr(run.objective, "teacher", None)
 
 
 # ---- memory ----
@@ -105,6 +129,7 @@ class _Memory:
     heaviest: Sequence[Batch]
     sizes: Anatomy
     work: Workload
+    readings: Sequence[_Reading]
     rehearsal: Rehearsal
     held_bytes: int
     free_bytes: int | None
@@ -122,11 +147,12 @@ class _Memory:
         held = planned.gradients if self._sums_gradients else tables
         gathered, unsure = self._gathered_bytes()
         trained, saves_aside = _bytes(_trained(model)), args.save_async and args.save_strategy != "no"
-        data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
+        data = sum(_bytes_of_rows(rows) for rows in self._data)
+        teacher = _teacher(run)
         there = {
             "program": max(self.held_bytes - data, 0),
             "data": data,
-            "weights": planned.weights + _bytes(model.buffers()),
+            "weights": planned.weights + _bytes(model.buffers()) + (0 if teacher is None else _held_by(teacher)),
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": held,
             "optimizer": planned.state or 0,
@@ -138,19 +164,24 @@ class _Memory:
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
         step["workspace"] += gathered
         passes[0] = replace(passes[0], update=update)
-        moments, evaluated = [(STEP, step)], None
+        moments = [(STEP, step)]
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - held, 0), "workspace": working}))
         others = alone.weights - planned.weights
         if others:
             moments.append((COMPLETE, {"saving": others}))
-        if self.work.eval_rows:
-            evaluation, evaluated = self._evaluation()
-            moments.append((EVALUATION, {**evaluation, "saving": others}))  # by the complete model, on each rank
-            passes.append(evaluated)
-        there["workspace"] = self._kernel_bytes(passes[0], evaluated)
-        heap = heap_bytes([*self.trial, *passes])
+        before, after = [], []
+        for one in self.readings:
+            reading, read = self._read(one)
+            if one.moment == REFERENCE:  # there is no optimizer's state yet
+                moments.append((one.moment, {**reading, "optimizer": -(planned.state or 0)}))
+                before.append(read)
+            else:
+                moments.append((one.moment, {**reading, "saving": others}))  # by the complete model, on each rank
+                after.append(read)
+        there["workspace"] = self._kernel_bytes(passes[0], [*before, *after])
+        heap = heap_bytes([*self.trial, *before, *passes, *after])
         moment, most = parts_of_memory.highest(moments)
         replayed = sum(most.values()) - (gathered if moment == STEP else 0)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - replayed, 0)})
@@ -181,21 +212,23 @@ class _Memory:
         """
         return self.run.place.n_ranks > 1
 
-    def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
+    @property
+    def _data(self) -> list[Any]:
+        """Each data set that the run holds, once."""
+        rows = (self.run.train_dataset, self.run.eval_dataset, *(one.rows for one in self.readings))
+        return [*{id(one): one for one in rows}.values()]
+
+    def _kernel_bytes(self, step: Pass, read: Sequence[Pass]) -> int:
         """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
 
         A packed batch has one of many numbers of rows, so that it comes together over the run.
         """
-        run, packed = self.run, self.run.objective.packed
-        trained = _computed_tokens(run) or {batch.n_computed for each in self.work.steps for batch in each}
-        n_kept = _n_kernels(step, len(trained))
-        if evaluation is not None:
-            lengths = _lengths(run.eval_dataset)
-            evaluated = {batch.n_computed for batch in self.work.eval_batches}
-            if lengths is not None:
-                sizes = _sizes_read(lengths, run.args.per_device_eval_batch_size, packed=packed)
-                evaluated = {*sizes.tolist()}
-            n_kept += _n_kernels(evaluation, len(evaluated - trained))
+        known = _computed_tokens(self.run) or {batch.n_computed for each in self.work.steps for batch in each}
+        n_kept = _n_kernels(step, len(known))
+        in_order = sorted(self.readings, key=lambda one: one.moment != REFERENCE)
+        for reading, one in zip(in_order, read, strict=True):
+            n_kept += _n_kernels(one, len(reading.sizes - known))
+            known |= reading.sizes
         return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
     def _step(self) -> tuple[dict[str, int], list[Pass]]:
@@ -227,22 +260,15 @@ class _Memory:
         kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
         return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
 
-    def _evaluation(self) -> tuple[dict[str, int], Pass]:
-        """Return what the largest batch of an evaluation allocates, by part and as it does."""
-        run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
-        rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
-        lengths, starts = _lengths(rows), np.arange(0, len(rows), n_rows)
-        loads = np.zeros(len(starts))
-        if lengths is not None:
-            loads = _sizes_read(lengths, n_rows, packed=objective.packed)
-        first = int(starts[int(loads.argmax())])
-        batch = objective.batch(rows, range(first, min(first + n_rows, len(rows))), 0)
+    def _read(self, reading: _Reading) -> tuple[dict[str, int], Pass]:
+        """Return what the largest batch of such passes allocates, by part and as it does."""
+        run, objective, rehearsal, batch = self.run, self.run.objective, self.rehearsal, reading.heaviest
         rehearsal.restart()
         with rehearsal, preserving_state(run.model), torch.no_grad(), logits_if(objective, wanted=False):
             run.model.eval()
             with policy.make(self.precision, run.device).forward():
                 output = objective.forward(batch, seed=0, step=0)
-            if _n_targets(objective, batch):
+            if _n_targets(objective, batch) and reading.moment != REFERENCE:
                 objective.loss_sum(output, batch)
             del output
         trace = rehearsal.restart()
@@ -317,7 +343,54 @@ def _bytes_of_rows(rows: Any) -> int:
     return sum(array.nbytes for array in rows.arrays().values()) if isinstance(rows, RowStore) else 0
 
 
+def _held_by(model: torch.nn.Module) -> int:
+    return _bytes(model.parameters()) + _bytes(model.buffers())
+
+
 # ---- work ----
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Rows that a run computes without gradients, in batches of the evaluation's size."""
+
+    moment: str
+    rows: Any
+    heaviest: Batch
+    sizes: set[int]
+    """Tokens of its batches."""
+    in_numbers: Reading
+
+
+def _readings(run: Run, tested: Any) -> Iterator[_Reading]:
+    """Yield what the run computes without gradients: for a reference before its steps, to evaluate, and to predict."""
+    evaluated = run.eval_dataset if run.args.do_eval else None
+    splits = [(EVALUATION, evaluated), (PREDICTION, tested)]
+    if getattr(run.objective, "reads_rows_first", False):
+        every = [one for one in (run.train_dataset, run.eval_dataset, tested) if one is not None]
+        splits = [*((REFERENCE, one) for one in every), *splits]
+    for moment, rows in splits:
+        if rows is not None and len(rows):
+            yield _reading(run, moment, rows)
+
+
+def _reading(run: Run, moment: str, rows: Any) -> _Reading:
+    n_rows, objective, lengths = run.args.per_device_eval_batch_size, run.objective, _lengths(rows)
+    n_batches = -(-len(rows) // n_rows)
+
+    def batch(n: int) -> Batch:
+        return objective.batch(rows, range(n * n_rows, min((n + 1) * n_rows, len(rows))), 0)
+
+    made = {n: batch(n) for n in _spread(range(n_batches), _SAMPLED)}
+    loads = {n: one.n_computed for n, one in made.items()}
+    if lengths is not None:
+        loads = dict(enumerate(_sizes_read(lengths, n_rows, packed=objective.packed).tolist()))
+    at = max(loads, key=lambda n: loads[n])
+    of_rank = -(-n_batches // run.place.n_ranks)
+    in_numbers = tuple(_in_numbers(one, _n_targets(objective, one)) for one in made.values())
+    return _Reading(
+        moment, rows, made[at] if at in made else batch(at), {*loads.values()}, Reading(in_numbers, of_rank)
+    )
 
 
 def _heaviest(run: Run) -> list[Batch]:
@@ -442,34 +515,39 @@ def _saved_weights(model: torch.nn.Module) -> int:
     return _bytes(model.parameters()) + _bytes(model.buffers())
 
 
-def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
-    plan, args, count = run.plan, run.args, run.objective.count
+def _workload(run: Run, heaviest: Sequence[Batch], readings: Sequence[_Reading]) -> Workload:
+    plan, args, count = run.plan, run.args, partial(_n_logits, run.objective)
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
-    steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
-    n_eval = len(run.eval_dataset) if run.eval_dataset is not None and args.do_eval else 0
-    firsts = range(0, n_eval, args.per_device_eval_batch_size)
-    chosen = dict.fromkeys(np.linspace(0, len(firsts) - 1, min(len(firsts), _SAMPLED)).astype(int).tolist())
-    evaluated = [
-        run.objective.batch(
-            run.eval_dataset, range(firsts[n], min(firsts[n] + args.per_device_eval_batch_size, n_eval)), 0
-        )
-        for n in chosen
-    ]
+    steps = _spread(range(n_first), _SAMPLED)
+    evaluated = next((one for one in readings if one.moment == EVALUATION), None)
+    n_evaluations, n_saves = _times_left(run, 0)
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
         steps=tuple(tuple(_in_numbers(one, count(one)) for one in _batches(run, n)) for n in steps),
         heaviest=tuple(_in_numbers(one, count(one)) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
-        n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
-        eval_rows=n_eval,
-        eval_batches=tuple(_in_numbers(one, _n_targets(run.objective, one)) for one in evaluated),
-        n_eval_batches=-(-len(firsts) // run.place.n_ranks),
-        n_saves=plan.save.times_left(0, plan.n_steps),
+        n_evaluations=0 if evaluated is None else n_evaluations + 1,
+        evaluation=None if evaluated is None else evaluated.in_numbers,
+        readings=tuple(one.in_numbers for one in readings if one is not evaluated),
+        n_saves=n_saves,
+        save_interval_s=args.save_interval_s if args.save_strategy == "time" else None,
+        saves_best=args.save_strategy == "best",
         n_ranks=run.place.n_ranks,
         zero_stage=stage_of_run(args) if run.place.n_ranks > 1 else 0,
         sampled=len(steps) < n_first,
     )
+
+
+def _times_left(run: Run, first: int) -> tuple[int, int]:
+    """Return how often the training evaluates and saves after `first` of its steps.
+
+    One that saves each new best saves as often as it evaluates, at most.
+    """
+    plan = run.plan
+    n_evaluations, n_saves = (one.times_left(first + 1, plan.n_steps) for one in (plan.evaluate, plan.save))
+    n_evaluations += run.args.eval_on_start and first == 0
+    return n_evaluations, n_evaluations if plan.save.strategy == "best" else n_saves
 
 
 def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
@@ -485,4 +563,9 @@ def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
 
 def _n_targets(objective: Objective, batch: Batch) -> int:
     """Return how many places the loss of an evaluation reads; rows of questions have no labels there, and no loss."""
-    return objective.count(batch) if batch.labels or objective.is_own_loss else 0
+    return _n_logits(objective, batch) if batch.labels or "labels" in batch.inputs else 0
+
+
+def _n_logits(objective: Any, batch: Batch) -> int:
+    """Return how many places the loss reads the logits of: its targets, unless the objective has others."""
+    return getattr(objective, "n_logits", objective.count)(batch)

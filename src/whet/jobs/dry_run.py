@@ -14,7 +14,9 @@ import torch
 from whet.config.arguments import TrainingArguments
 from whet.engine.forecast import Forecast, of_run
 from whet.engine.update import build_optimizer
-from whet.hardware import memory, trim
+from whet.errors import ConfigError
+from whet.hardware import cpu, memory, trim
+from whet.jobs.splits import SPLITS
 from whet.jobs.task import Task
 from whet.log import logger
 from whet.plan import rates as known_rates
@@ -33,9 +35,8 @@ _ARENA_BYTES, _OTHER_THREADS = 128 << 20, 3
 
 
 def examples_of(task: Task, job: Any, args: TrainingArguments) -> dict[str, Any]:
-    """Return the examples that this run trains on and evaluates, by split."""
-    wanted = (("train", args.do_train), ("validation", args.do_eval))
-    return {name: task.examples(job, name) for name, is_read in wanted if is_read}
+    """Return the examples that this run trains on, evaluates and predicts, by split."""
+    return {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,15 @@ def forecast(
         args = replace(args, torch_compile=False, torch_compile_backend=None, torch_compile_mode=None)
     rehearsal = Rehearsal()
     with rehearsal:
-        engine = task.begin(job, args, examples).engine
-        run = engine.planned()
+        begun = task.begin(job, args, examples)
+        run = begun.engine.planned()
         optimizer, _ = build_optimizer(run.model, run.args, run.plan.n_steps)
     if trim.why_not() is None:
         trim.trim()()
     held = (memory.resident_bytes() or 0) + _LATER_BYTES if held_bytes is None else held_bytes
-    return of_run(run, args.precision, optimizer, held, rehearsal, free_bytes)
+    tested = begun.parts["test"].rows if "test" in begun.parts else None
+    found = of_run(run, args.precision, optimizer, held, rehearsal, free_bytes, tested)
+    return replace(found, workload=replace(found.workload, n_seeds=job.seeds))
 
 
 def there(found: Forecast, report: Path) -> Forecast:

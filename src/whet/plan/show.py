@@ -19,7 +19,7 @@ TIME: Mapping[str, str] = {
     "backward": "backward passes",
     "exchange": "exchange between ranks",
     "optimizer": "updates",
-    "evaluation": "evaluations",
+    "evaluation": "evaluations and predictions",
     "saving": "checkpoints",
 }
 """Part of the time in plan.json -> the words for it."""
@@ -68,12 +68,13 @@ def _of_run(sizes: Anatomy, work: Workload, forecast: MemoryForecast) -> list[st
     trained = "" if sizes.trained_frac == 1 else f", {sizes.trained_frac:.2%} trained"
     batches = len(work.heaviest)
     each = console.plural(batches, "micro-batch") if batches == 1 else f"{batches} micro-batches"
+    seeds = "" if work.n_seeds == 1 else f", {work.n_seeds} times with seeds of their own"
     lines = {
         "model": f"{sizes.model_class}, {console.count(sizes.n_parameters)} parameters{trained}",
         "batches": f"{'packed' if sizes.packed else 'padded'}, {each} a step, at most "
         f"{console.plural(forecast.micro_batch_tokens, 'token')} in one",
         "settings": _settings(sizes),
-        "length": f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}",
+        "length": f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}{seeds}",
     }
     return [console.shorten(f"{label:<11}{text}", console.width()) for label, text in lines.items()]
 
