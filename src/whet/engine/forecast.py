@@ -49,6 +49,10 @@ _KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
 """What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
 _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
+_GIVEN = 0.58
+"""Of the trained weights, what ranks that share the optimizer's state alone hold for a while to update them and to give
+them to each other, with the gaps that it leaves: measured with two ranks of MiniLM's size in fp32, 0.58, and of BERT's
+base size in bf16, 0.54 (`benchmarks/plan/run.py --only "2 ranks"`)."""
 _UNSURE = "summed gradients may fill the place of activations or not"
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
 PREDICTION, REFERENCE = "in the prediction of the test split", "in the passes of the reference before the first step"
@@ -196,10 +200,12 @@ class _Memory:
         )
 
     def _gathered_bytes(self) -> tuple[int, int]:
-        """Return what ranks that share weights hold of others' for a while, and what of it may lie in gaps."""
+        """Return what ranks that share weights or their update hold for a while, and what of it may lie in gaps."""
         stage = stage_of_run(self.run.args)
-        if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
+        if self.run.place.n_ranks == 1 or not stage:
             return 0, 0
+        if stage < _SHARES_WEIGHTS:
+            return int(_GIVEN * _bytes(_trained(self.run.model))), 0
         from whet.engine.zero import gathered_bytes
 
         return gathered_bytes(self.run.model, stage)
