@@ -68,6 +68,9 @@ def test_touched_memory_is_resident_and_the_peak_stays() -> None:
         ("0::/a/b\n", {"a/b/memory.max": f"{2 * _GIB}\n", "a/memory.max": f"{_GIB}\n"}, _GIB),
         ("0::/\n", {"memory.max": f"{_GIB}\n"}, _GIB),
         ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/a\n", {"a/memory.max": f"{2 * _GIB}\n", "a/memory.high": f"{_GIB}\n"}, _GIB),
+        ("0::/a\n", {"a/memory.max": f"{_GIB}\n", "a/memory.high": "max\n"}, _GIB),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.high": f"{3 * _GIB}\n"}, 3 * _GIB),
         ("0::/a\n", {}, None),
         ("5:cpu:/x\n4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{_GIB}\n"}, _GIB),
         ("4:memory:/x\n", {"memory/memory.limit_in_bytes": f"{_GIB}\n"}, _GIB),
@@ -89,6 +92,9 @@ def test_available_memory_respects_the_cgroups_limit(tmp_path: Path) -> None:
     assert memory.available_bytes(root) == _GIB
     (root / "sys/fs/cgroup/a/memory.stat").write_text(f"anon 7\ninactive_file {2 * _GIB}\n")
     assert memory.available_bytes(root) == 3 * _GIB
+    (root / "sys/fs/cgroup/a/memory.high").write_text(f"{2 * _GIB}")
+    assert memory.available_bytes(root) == _GIB, "from there on the kernel slows a run down"
+    (root / "sys/fs/cgroup/a/memory.high").write_text("max")
     (root / "sys/fs/cgroup/a/memory.max").write_text("max")
     assert memory.available_bytes(root) == 6 * _GIB
 

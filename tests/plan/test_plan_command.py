@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +17,21 @@ import torch
 from known_rates import known_rates
 from peft import LoraConfig, get_peft_model
 from tiny_qa import command, squad, write_json
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForSequenceClassification, LlamaConfig
 
-from text_tasks import save_encoder, topic_rows, words, write_csv
+from saved_decoder import save_decoder
+from text_tasks import SAILING, save_encoder, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
 from whet.console import fine_duration
 from whet.engine.description import planned_bytes
+from whet.hardware import cpu
 from whet.hardware import memory as memory_of_machine
 from whet.jobs import fit
 from whet.models.loading.adapter import quiet_peft
-from whet.plan.rates import as_json
+from whet.plan.memory import MemoryForecast
+from whet.plan.rates import as_json, key_here
 from whet.plan.rehearsal import Rehearsal
 
 GB = 1e9
@@ -99,6 +103,90 @@ def test_a_plan_of_questions_evaluates_rows_without_labels(
     assert shared["weights"] + shared["saving"] == alone["weights"], "each rank has the complete model then"
 
 
+def test_the_prediction_of_a_test_split_is_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its batches may be the largest of the run, and they come after a training that fits."""
+    write_csv(folder / "test.csv", topic_rows() * 30)
+    sizes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 256}
+    alone = _planned(folder, capsys, **sizes)
+    found = _planned(folder, capsys, "--do_predict", test_file=folder / "test.csv", **sizes)
+    assert (alone["memory"]["moment"], alone["time"]["run"]["evaluation"]) == ("in a training step", 0.0)
+    assert found["memory"]["moment"] == "in the prediction of the test split"
+    assert found["memory"]["peak_bytes"] > alone["memory"]["peak_bytes"]
+    assert found["time"]["run"]["evaluation"] > 0
+
+
+def test_the_time_counts_every_seed_evaluation_and_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = {"validation_file": folder / "train.csv", "num_train_epochs": 2}
+    evaluated = _planned(folder, capsys, "--do_eval", **usual)["time"]
+    seeds = _planned(folder, capsys, "--do_eval", seeds=3, **usual)["time"]
+    assert seeds["step_s"] == pytest.approx(evaluated["step_s"])
+    for part in ("forward", "backward", "optimizer", "evaluation"):
+        assert seeds["run"][part] == pytest.approx(3 * evaluated["run"][part])
+    more = {"eval_strategy": "epoch", "eval_on_start": "true", "save_strategy": "best"}
+    best = _planned(folder, capsys, **usual, **more, metric_for_best_model="accuracy")["time"]["run"]
+    assert best["evaluation"] == pytest.approx(4 * evaluated["run"]["evaluation"]), "at the start and end, two epochs"
+    assert best["saving"] > 0
+    timed = _planned(folder, capsys, save_strategy="time", save_interval_s=1e-4)["time"]["run"]
+    assert timed["saving"] > best["saving"]
+
+
+def test_the_time_counts_what_a_reference_computes_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_decoder(tmp_path / "decoder")
+    pairs = [{"prompt": "a boat", "chosen": f" {text}", "rejected": " bread"} for text in SAILING * 4]
+    write_lines(tmp_path / "pairs.jsonl", pairs)
+    given = words("plan", tmp_path / "decoder", tmp_path / "out", "--json", train_file=tmp_path / "pairs.jsonl")
+    found = {}
+    for loss in ("dpo", "next_tokens"):
+        data = pairs if loss == "dpo" else [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs]
+        write_lines(tmp_path / "pairs.jsonl", data)
+        assert run([given[0], "lm", *given[1:], "--loss", loss]) == 0
+        found[loss] = json.loads(capsys.readouterr().out)["time"]["run"]["evaluation"]
+    assert found["next_tokens"] == 0
+    assert found["dpo"] > 0
+
+
+def test_a_token_runs_through_some_of_the_experts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = _planned(folder, capsys)["time"]
+    few, more = (_planned(folder, capsys, moe_experts=4, moe_top_k=n)["time"] for n in (1, 2))
+    assert few["step"]["forward"] == pytest.approx(dense["step"]["forward"], rel=0.01)
+    assert more["step"]["forward"] > 1.1 * few["step"]["forward"]
+    assert any("experts" in doubt for doubt in few["doubts"])
+
+
+def test_a_teacher_takes_memory_and_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    labels = dict(enumerate(sorted({row["label"] for row in topic_rows()})))
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
+        max_position_embeddings=64, id2label=labels, label2id={label: n for n, label in labels.items()},
+    )  # fmt: skip
+    teacher = BertForSequenceClassification(config)
+    teacher.save_pretrained(folder / "teacher")
+    tokenizer.save_pretrained(folder / "teacher")
+    alone, taught = (_planned(folder, capsys, **more) for more in ({}, {"teacher_model": folder / "teacher"}))
+    weights = [one["memory"]["parts"]["weights"] for one in (alone, taught)]
+    theirs = sum(one.nbytes for one in (*teacher.parameters(), *teacher.buffers()))
+    assert weights[1] - weights[0] == pytest.approx(theirs, rel=0.02)
+    states = [one["memory"]["parts"]["optimizer"] for one in (alone, taught)]
+    assert states[0] == states[1], "it learns nothing"
+    assert taught["time"]["step"]["forward"] > 2 * alone["time"]["step"]["forward"]
+    assert taught["time"]["step"]["backward"] == alone["time"]["step"]["backward"]
+    assert any("teacher" in doubt for doubt in taught["time"]["doubts"])
+
+
+def test_a_rank_holds_the_activations_of_its_own_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"per_device_train_batch_size": 64, "max_seq_length": 32, "memory": "1TB"}
+    parts = {}
+    for ranks in (1, 8):
+        given = words("plan", folder / "model", folder / "out", "--json", "--no_time", ranks=ranks, **sizes)
+        assert run([given[0], "classify", *given[1:]]) == 0
+        parts[ranks] = json.loads(capsys.readouterr().out)["memory"]["parts"]
+    assert parts[8]["activations"] == pytest.approx(parts[1]["activations"], rel=0.05)
+    assert parts[8].get("allocator", 0) < parts[1].get("allocator", 0) + parts[1]["activations"]
+
+
 def test_of_several_splits_the_last_is_named() -> None:
     halves, quarters = (fit.Change(f"--rows {n}", "smaller products", (), is_split=True) for n in (6, 3))
     rounded = fit.Change("--precision bf16", "rounding", ())
@@ -117,6 +205,37 @@ def test_a_split_keeps_the_result_of_runs_that_auto_would_split(
     forecast: Any = SimpleNamespace(anatomy=SimpleNamespace(packed=packed))
     split = next(fit.changes(None, args, forecast))
     assert (split.is_split, split.same_result) == (True, same)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches", "splits"),
+    [(15, 1, [(5, 3), (3, 5), (1, 15)]), (12, 1, [(6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]),
+     (4, 3, [(3, 4), (2, 6), (1, 12)]), (1, 8, [])],
+)  # fmt: skip
+def test_a_step_is_split_into_any_micro_batches_of_as_many_rows(
+    rows: int, batches: int, splits: list[tuple[int, int]]
+) -> None:
+    args = TrainingArguments(output_dir="unused", per_device_train_batch_size=rows, gradient_accumulation_steps=batches)
+    job: Any = SimpleNamespace(lora_r=1)
+    forecast: Any = SimpleNamespace(anatomy=SimpleNamespace(packed=True, layers=0))
+    found = [one.settings[1] for one in fit.changes(job, args, forecast) if one.is_split]
+    assert [(one.per_device_train_batch_size, one.gradient_accumulation_steps) for one in found] == splits
+
+
+def test_the_largest_split_that_fits_is_found() -> None:
+    args = TrainingArguments(output_dir="unused", per_device_train_batch_size=60)
+    job: Any = SimpleNamespace(lora_r=1)
+    looked_at: list[int] = []
+
+    def forecast(_: Any, args: TrainingArguments) -> Any:
+        rows = args.per_device_train_batch_size
+        looked_at.append(rows)
+        memory = MemoryForecast(parts={"activations": rows}, moment="", free_bytes=None, micro_batch_tokens=rows)
+        return SimpleNamespace(memory=memory, anatomy=SimpleNamespace(packed=True, layers=0))
+
+    (found,) = fit.that_fit(job, args, 13, forecast(job, args), forecast)
+    assert found.flags == "--per_device_train_batch_size 12 --gradient_accumulation_steps 5"
+    assert len([rows for rows in looked_at if rows != 60]) <= 4
 
 
 def test_a_picture_is_svg_or_png(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +283,55 @@ def test_the_time_on_another_machine_is_that_of_its_rates(folder: Path, capsys: 
         found = _planned(folder, capsys, hardware=folder / "report.json")
         assert ("time" in found) == bool(rates)
     assert found["time"]["run"]["start"] > 1000
+
+
+def test_memory_without_a_unit_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words("plan", folder / "model", folder / "out", train_file=folder / "train.csv")
+    assert run([*given, "--memory", "16"]) == 78
+    assert "add its unit: --memory 16GB" in capsys.readouterr().err
+    assert _planned(folder, capsys, "--no_time", memory=16_000_000_000)["memory"]["free_bytes"] == 16_000_000_000
+
+
+def test_a_training_on_a_gpu_has_no_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = {"train_file": folder / "train.csv", "use_cpu": "false"}
+    for asked in (("plan",), ("classify", "--do_train", "--dry_run")):
+        assert run(words(asked[0], folder / "model", folder / "out", *asked[1:], **options)) == 78
+        assert "this run is on a GPU (cuda)" in capsys.readouterr().err
+    report = {"machine": {"memory_available_bytes": 3_000_000_000}}
+    (folder / "report.json").write_text(json.dumps(report))
+    found = _planned(folder, capsys, "--no_time", hardware=folder / "report.json", use_cpu="false")
+    assert found["memory"]["fits"]
+
+
+def test_memory_is_less_sure_for_a_machine_with_other_operators(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = key_here()
+    machine = {"memory_available_bytes": 10**12, "instruction_sets": cpu.instruction_sets()[0]}
+    keys = {"same": here, "processor": replace(here, processor="Another"), "both": replace(
+        here, processor="Another", operators="scalar")}  # fmt: skip
+    found = {}
+    for name, key in keys.items():
+        report = {"machine": machine, "training_rates": as_json(known_rates(key=key))}
+        (folder / "report.json").write_text(json.dumps(report))
+        found[name] = _planned(folder, capsys, hardware=folder / "report.json")["memory"]
+    assert [len(one["doubts"]) for one in found.values()] == [0, 1, 2]
+    assert found["same"]["low_bytes"] == found["same"]["high_bytes"]
+    width = {name: one["high_bytes"] / one["peak_bytes"] for name, one in found.items()}
+    assert 1 == width["same"] < width["processor"] < width["both"]
+    given = words("plan", folder / "model", folder / "out", train_file=folder / "train.csv")
+    assert run([*given, "--hardware", str(folder / "report.json")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"the operators here ({here.operators}), and that machine runs scalar" in shown
+    assert ": fits" in shown
+    peak = found["both"]["peak_bytes"]
+    machine["memory_available_bytes"] = int(1.1 * peak)
+    (folder / "report.json").write_text(json.dumps(report))
+    assert run([*given, "--hardware", str(folder / "report.json")]) == 0
+    assert ": may not fit" in " ".join(capsys.readouterr().out.split())
 
 
 def test_too_little_memory_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +450,11 @@ def test_the_task_follows_from_the_data_and_is_named_if_not_known(
             {"text": "boat", "answer_start": 4}]}]}]}]}))  # fmt: skip
     given = words("plan", folder / "model", folder / "out", "--json", train_file=folder / "train.json", doc_stride=8)
     assert run(given) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "qa"
+    named = {"train_file": str(folder / "train.json"), "model_name_or_path": str(folder / "model"), "doc_stride": 8}
+    usual = {"output_dir": str(folder / "out"), "max_seq_length": 24, "use_cpu": True, "precision": "fp32"}
+    (folder / "run.json").write_text(json.dumps(named | usual))
+    assert run(["plan", "--config", str(folder / "run.json"), "--no_time", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "qa"
     assert run(["plan", "swimming", *given[1:]]) == 78
     assert "whet plans classify, lm, qa, tag" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Trainer, TrainingArguments
 from tiny import FAMILIES, tiny_model, tiny_rows
+from whet.data.batch import filled_length
+from whet.data.store import RowStore
 from whet.engine.forecast import Forecast, of_run
 from whet.engine.trials.precision import Passes, preserving_state
 from whet.kernels import matrix
@@ -73,7 +76,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _trainer(folder: Path, family: str = "bert", **settings: Any) -> Trainer:
+def _trainer(folder: Path, family: str = "bert", rows: RowStore | None = None, **settings: Any) -> Trainer:
     usual = {
         "use_cpu": True,
         "precision": "fp32",
@@ -82,7 +85,8 @@ def _trainer(folder: Path, family: str = "bert", **settings: Any) -> Trainer:
         "report_to": "none",
     }
     args = TrainingArguments(output_dir=str(folder), **(usual | settings))
-    return Trainer(tiny_model(family, dropout=0.1), args, train_dataset=tiny_rows(16, family))
+    rows = tiny_rows(16, family) if rows is None else rows
+    return Trainer(tiny_model(family, dropout=0.1), args, train_dataset=rows)
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"precision": "bf16"}], ids=str)
@@ -151,6 +155,26 @@ def test_the_heaviest_micro_batch_of_all_steps_is_forecast(tmp_path: Path) -> No
     heaviest = max(tokens)
     assert sum(batch.n_tokens for batch in found.workload.heaviest) == heaviest
     assert found.workload.n_steps == 6
+
+
+def test_a_budget_of_tokens_leaves_its_micro_batches_to_be_forecast(tmp_path: Path) -> None:
+    """The tokens of a cut step are not taken for those of one micro-batch, which the allocator would have to hold."""
+    large: dict[str, Any] = {"rows": tiny_rows(128), "per_device_train_batch_size": 64}
+    once, cut = (_forecast(_trainer(tmp_path, **large, **more)).memory for more in ({}, {"max_tokens_per_batch": 60}))
+    assert cut.micro_batch_tokens <= 64
+    assert cut.parts["activations"] < 0.2 * once.parts["activations"]
+    assert cut.parts.get("allocator", 0) < 0.2 * once.parts["activations"]
+
+
+def test_a_row_above_the_budget_is_the_heaviest_micro_batch_wherever_it_stands(tmp_path: Path) -> None:
+    found = tiny_rows(40, lengths=(6, 70))
+    by_length = np.argsort(found.lengths)
+    heavy, light = by_length[-6:-2], np.append(by_length[:3], by_length[-1])  # steps of four rows
+    rows = found.take(np.concatenate([heavy, light]))
+    assert rows.lengths[:4].sum() > rows.lengths[4:].sum()
+    budgeted = {"per_device_train_batch_size": 4, "train_sampling_strategy": "sequential", "max_tokens_per_batch": 50}
+    longest = int(rows.lengths.max())
+    assert _forecast(_trainer(tmp_path, rows=rows, **budgeted)).memory.micro_batch_tokens == filled_length(longest)
 
 
 def test_accumulated_gradients_count_next_to_activations(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from known_rates import FLOPS, known_rates
 
 from whet.console import duration, fine_duration
-from whet.plan.anatomy import Anatomy, MicroBatch, Product, Workload
+from whet.plan.anatomy import Anatomy, MicroBatch, Product, Reading, Workload
 from whet.plan.rates import nominal
 from whet.plan.seconds import STEP_PARTS, forecast, prices, table
 
@@ -48,7 +48,7 @@ def work(*steps: tuple[MicroBatch, ...], **changes: Any) -> Workload:
 
 
 def test_the_parts_add_up_to_the_run() -> None:
-    found = forecast(known_rates(), encoder(), work(n_evaluations=2, n_eval_batches=5, eval_batches=(batch(),)))
+    found = forecast(known_rates(), encoder(), work(n_evaluations=2, evaluation=Reading((batch(),), 5)))
     assert found.step.keys() == set(STEP_PARTS)
     assert found.train_s == pytest.approx(100 * found.step_s + found.run["evaluation"])
     assert found.total_s == pytest.approx(found.train_s + found.run["start"])

@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from whet import console, json_output, tasks
 from whet.config.arguments import TrainingArguments
-from whet.config.command_line import Command
+from whet.config.command_line import Command, read_config
 from whet.config.ranks import Elsewhere, checked_for, place_or_alone
 from whet.config.rules.ranges import at_least, broken_if
 from whet.config.settings import checked, options_of
@@ -33,10 +33,19 @@ _PEEKED = 1 << 16
 """Characters of a data file that its form is guessed from."""
 
 
+_LEAST_BYTES = 10**6
+"""No machine has less memory: a number below it, without a unit, is not one of bytes."""
+
+
 def bytes_of(text: str) -> int | None:
     """Return an amount of memory, such as 16GB, 12GiB or 8000000000; None if it is none."""
     found = _SIZE.fullmatch(text.strip())
     return None if found is None else int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+
+
+def _lacks_unit(text: str) -> bool:
+    found, n_bytes = _SIZE.fullmatch(text.strip()), bytes_of(text)
+    return found is not None and not found[2] and n_bytes is not None and 0 < n_bytes < _LEAST_BYTES
 
 
 @checked(
@@ -49,6 +58,14 @@ def bytes_of(text: str) -> int | None:
             what="memory is not an amount of memory",
             why="it is a number with a unit",
             fix="write it as --memory 16GB or --memory 12GiB",
+        ),
+        broken_if(
+            "memory_has_a_unit",
+            ("memory",),
+            lambda asked: asked.memory is not None and _lacks_unit(asked.memory),
+            what="memory has no unit",
+            why="a number alone is one of bytes, and no machine has so few",
+            fix="add its unit: --memory 16GB",
         ),
         broken_if(
             "memory_comes_from_one_place",
@@ -168,7 +185,7 @@ def _task_of(words: Sequence[str]) -> str:
     """Return the task that is named, or else the one that data and model are made for."""
     known = [*_trained()]
     given = _given(words)
-    first = words[0] if words and not words[0].startswith("-") else given.get("task")
+    first = words[0] if words and not words[0].startswith("-") else given.get("task") or None
     if first is not None:
         if first in known:
             return first
@@ -188,13 +205,24 @@ def _task_of(words: Sequence[str]) -> str:
 
 
 def _given(words: Sequence[str]) -> dict[str, str]:
-    """Return the flags among these words, each with the word after it."""
-    found: dict[str, str] = {}
+    """Return what these words set by name, each with the word after it, and what the config files among them set.
+
+    A later file counts more than an earlier one, and a flag more than a file. A file that cannot be read says so later.
+    """
+    flags: dict[str, str] = {}
+    files: list[str] = []
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         if word.startswith("--"):
-            name, equals, value = word[2:].replace("-", "_").partition("=")
-            found[name] = value if equals else after
-    return found
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            flags[name] = value if equals else after
+            files += [flags[name]] if name == "config" else []
+    found: dict[str, str] = {}
+    for file in files:
+        with suppress(ConfigError):
+            given = read_config(file).items()
+            found |= {name.replace("-", "_"): "" if value is None else str(value) for name, value in given}
+    return found | flags
 
 
 _FORMS = {
@@ -246,7 +274,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
 
     from whet import log
     from whet.engine.forecast import Forecast
-    from whet.jobs.dry_run import forecast, rates_for, room
+    from whet.jobs.dry_run import forecast, rates_for, room, there
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
@@ -255,16 +283,22 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
         free = _free(asked, room(args).free_bytes, args.memory_limit_gb)
-        found = forecast(task, job, args, free)
-        ways = None
+        if asked.hardware is not None:  # it is planned for the processor of that machine, whatever this one has
+            args = replace(args, use_cpu=True)
+
+        def planned(job: Any, args: TrainingArguments, held_bytes: int | None = None) -> Forecast:
+            made = forecast(task, job, args, free, held_bytes=held_bytes)
+            return made if asked.hardware is None else there(made, Path(asked.hardware))
+
+        found, ways = planned(job, args), None
         if asked.fit and free is not None and not found.memory.fits:
 
             def changed(job: Any, args: TrainingArguments) -> Forecast:
                 adds_modules = job.lora_r is not None  # peft; other changes import nothing, though this process grows
-                return forecast(task, job, args, free, held_bytes=None if adds_modules else found.held_bytes)
+                return planned(job, args, None if adds_modules else found.held_bytes)
 
             ways = that_fit(job, args, free, found, changed)
-        rates = rates_for(args, print, asked.hardware) if asked.time else None
+        rates = rates_for(print, asked.hardware) if asked.time else None
         rates = rates and replace(rates, shared_by=asked.ranks)
     facts, lines = {"task": task.name, "memory": found.memory.as_json()}, []
     fitting = [_Way(one, None) for one in ways or ()]

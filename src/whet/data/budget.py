@@ -60,7 +60,9 @@ def padded_to(
 
 def tokens_of(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Return how many real tokens each row has."""
-    if isinstance(dataset, RowStore) or not len(rows) or not _is_nested(dataset[int(rows[0])]):
+    if isinstance(dataset, RowStore):
+        return dataset.cu_seqlens[rows + 1] - dataset.cu_seqlens[rows]
+    if not len(rows) or not _is_nested(dataset[int(rows[0])]):
         return _alone(dataset, rows).lengths
     return np.asarray([sum(map(_n_tokens, *_choices(dataset[int(row)]))) for row in rows])
 

@@ -5,8 +5,9 @@ The step with the heaviest micro-batch is rehearsed (`plan/rehearsal.py`): nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from whet.objectives.base import Objective
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
 from whet.plan.allocator import Pass, heap_bytes
-from whet.plan.anatomy import Anatomy, MicroBatch, Workload
+from whet.plan.anatomy import Anatomy, MicroBatch, Reading, Workload
 from whet.plan.memory import MemoryForecast
 from whet.plan.rehearsal import Memory, Rehearsal, Trace
 from whet.precision import policy
@@ -38,14 +39,23 @@ _REPLAYED = 24
 _SAMPLED = 8
 """Steps whose batches are made, to count their targets."""
 _EPOCHS_LOOKED_AT = 4
+_CUT = 64
+"""Steps of an epoch whose micro-batches are cut in search of the heaviest, those that may have it first."""
+_COUNTED = 1024
+"""Steps of an epoch whose numbers of tokens are counted."""
 _READ = 32
 """Steps whose rows are read in search of the heaviest, of a data set that does not say how long its rows are."""
 _KERNEL_BYTES, _MOST_KERNELS = 600_000, 1024
 """What oneDNN keeps for a product with a number of rows, and of how many of them, unless the environment says so."""
 _SHARES_WEIGHTS = 2
 """The first stage of ZeRO in which ranks share the weights."""
+_GIVEN = 0.58
+"""Of the trained weights, what ranks that share the optimizer's state alone hold for a while to update them and to give
+them to each other, with the gaps that it leaves: measured with two ranks of MiniLM's size in fp32, 0.58, and of BERT's
+base size in bf16, 0.54 (`benchmarks/plan/run.py --only "2 ranks"`)."""
 _UNSURE = "summed gradients may fill the place of activations or not"
 STEP, UPDATE, EVALUATION = "in a training step", "in an update of the weights", "in an evaluation"
+PREDICTION, REFERENCE = "in the prediction of the test split", "in the passes of the reference before the first step"
 COMPLETE = "when the model is complete, to be saved"
 
 
@@ -70,23 +80,45 @@ def of_run(
     held_bytes: int,
     rehearsal: Rehearsal,
     free_bytes: int | None = None,
+    tested: Any = None,
 ) -> Forecast:
     """Return the forecast of a run on a CPU in products of this precision.
 
     `held_bytes` is what the run's process holds at its first step without weights, state of the optimizer and
-    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one.
+    gradients, `free_bytes` what it may hold. `rehearsal` is that in which the model was made, or a new one. `tested`
+    are the rows that the model predicts after the training.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
-    work = _workload(run, heaviest)
+    if (teacher := _teacher(run)) is not None:
+        theirs = anatomy.of_model(teacher, run.args, precision)
+        sizes = replace(sizes, teacher=replace(theirs, checkpointing=None))
+    readings = [*_readings(run, tested)]
+    work = _workload(run, heaviest, readings)
     once = _update(run, optimizer, rehearsal), _trial(run, rehearsal)
     of_auto = ("fp32", "bf16") if are_worth_timing(run.model) else ("fp32",)
     found = {
-        name: _Memory(run, name, heaviest, sizes, work, rehearsal, held_bytes, free_bytes, *once).forecast(optimizer)
+        name: _Memory(
+            run, name, heaviest, sizes, work, readings, rehearsal, held_bytes, free_bytes, *once
+        ).forecast(optimizer)
         for name in (of_auto if precision == "auto" else (precision,))
-    }
+    }  # fmt: skip
     work = replace(work, save_bytes=_saved_bytes(run, optimizer))
     peak = max(found.values(), key=lambda one: one.peak_bytes)
     return Forecast(anatomy=sizes, workload=work, memory=peak, by_format=found, held_bytes=held_bytes)
+
+
+def left_of(run: Run, work: Workload, first: int) -> Workload:
+    """Return what is left of a training after `first` of its steps, without what its command does after the last."""
+    n_left, (n_evaluations, n_saves) = work.n_steps - first, _times_left(run, first)
+    n_tokens = None if work.n_tokens is None else work.n_tokens * n_left / max(work.n_steps, 1)
+    return replace(
+        work, n_steps=n_left, n_tokens=n_tokens, n_evaluations=n_evaluations, n_saves=n_saves, readings=(), n_seeds=1
+    )
+
+
+def _teacher(run: Run) -> torch.nn.Module | None:
+    """Return the model that the objective runs on each batch next to the one that is trained."""
+    return getattr(run.objective, "teacher", None)
 
 
 # ---- memory ----
@@ -101,6 +133,7 @@ class _Memory:
     heaviest: Sequence[Batch]
     sizes: Anatomy
     work: Workload
+    readings: Sequence[_Reading]
     rehearsal: Rehearsal
     held_bytes: int
     free_bytes: int | None
@@ -118,11 +151,12 @@ class _Memory:
         held = planned.gradients if self._sums_gradients else tables
         gathered, unsure = self._gathered_bytes()
         trained, saves_aside = _bytes(_trained(model)), args.save_async and args.save_strategy != "no"
-        data = sum(_bytes_of_rows(rows) for rows in (run.train_dataset, run.eval_dataset))
+        data = sum(_bytes_of_rows(rows) for rows in self._data)
+        teacher = _teacher(run)
         there = {
             "program": max(self.held_bytes - data, 0),
             "data": data,
-            "weights": planned.weights + _bytes(model.buffers()),
+            "weights": planned.weights + _bytes(model.buffers()) + (0 if teacher is None else _held_by(teacher)),
             "average": 0 if args.weight_averaging_start is None else trained,
             "gradients": held,
             "optimizer": planned.state or 0,
@@ -134,19 +168,24 @@ class _Memory:
             step["gradients"] = min(step["gradients"], planned.gradients or step["gradients"])
         step["workspace"] += gathered
         passes[0] = replace(passes[0], update=update)
-        moments, evaluated = [(STEP, step)], None
+        moments = [(STEP, step)]
         if update.peak()[0] > update.left_bytes:  # what the update takes for a while, with all gradients there
             working = update.peak()[0] - update.left_bytes
             moments.append((UPDATE, {"gradients": max(planned.gradients - held, 0), "workspace": working}))
         others = alone.weights - planned.weights
         if others:
             moments.append((COMPLETE, {"saving": others}))
-        if self.work.eval_rows:
-            evaluation, evaluated = self._evaluation()
-            moments.append((EVALUATION, {**evaluation, "saving": others}))  # by the complete model, on each rank
-            passes.append(evaluated)
-        there["workspace"] = self._kernel_bytes(passes[0], evaluated)
-        heap = heap_bytes([*self.trial, *passes])
+        before, after = [], []
+        for one in self.readings:
+            reading, read = self._read(one)
+            if one.moment == REFERENCE:  # there is no optimizer's state yet
+                moments.append((one.moment, {**reading, "optimizer": -(planned.state or 0)}))
+                before.append(read)
+            else:
+                moments.append((one.moment, {**reading, "saving": others}))  # by the complete model, on each rank
+                after.append(read)
+        there["workspace"] = self._kernel_bytes(passes[0], [*before, *after])
+        heap = heap_bytes([*self.trial, *before, *passes, *after])
         moment, most = parts_of_memory.highest(moments)
         replayed = sum(most.values()) - (gathered if moment == STEP else 0)
         parts = _sum(there, most, {"allocator": max(heap - update.left_bytes - replayed, 0)})
@@ -161,10 +200,12 @@ class _Memory:
         )
 
     def _gathered_bytes(self) -> tuple[int, int]:
-        """Return what ranks that share weights hold of others' for a while, and what of it may lie in gaps."""
+        """Return what ranks that share weights or their update hold for a while, and what of it may lie in gaps."""
         stage = stage_of_run(self.run.args)
-        if self.run.place.n_ranks == 1 or stage < _SHARES_WEIGHTS:
+        if self.run.place.n_ranks == 1 or not stage:
             return 0, 0
+        if stage < _SHARES_WEIGHTS:
+            return int(_GIVEN * _bytes(_trained(self.run.model))), 0
         from whet.engine.zero import gathered_bytes
 
         return gathered_bytes(self.run.model, stage)
@@ -177,20 +218,23 @@ class _Memory:
         """
         return self.run.place.n_ranks > 1
 
-    def _kernel_bytes(self, step: Pass, evaluation: Pass | None) -> int:
+    @property
+    def _data(self) -> list[Any]:
+        """Each data set that the run holds, once."""
+        rows = (self.run.train_dataset, self.run.eval_dataset, *(one.rows for one in self.readings))
+        return [*{id(one): one for one in rows}.values()]
+
+    def _kernel_bytes(self, step: Pass, read: Sequence[Pass]) -> int:
         """Return the code that oneDNN keeps: some for each product and number of rows, and not of too many.
 
         A packed batch has one of many numbers of rows, so that it comes together over the run.
         """
-        run, packed = self.run, self.run.objective.packed
-        trained = _computed_tokens(run) or {batch.n_computed for each in self.work.steps for batch in each}
-        n_kept = _n_kernels(step, len(trained))
-        if evaluation is not None:
-            lengths = _lengths(run.eval_dataset)
-            evaluated = {batch.n_computed for batch in self.work.eval_batches}
-            if lengths is not None:
-                evaluated = _sizes_of(lengths, run.args.per_device_eval_batch_size, packed=packed)
-            n_kept += _n_kernels(evaluation, len(evaluated - trained))
+        known = _computed_tokens(self.run) or {batch.n_computed for each in self.work.steps for batch in each}
+        n_kept = _n_kernels(step, len(known))
+        in_order = sorted(self.readings, key=lambda one: one.moment != REFERENCE)
+        for reading, one in zip(in_order, read, strict=True):
+            n_kept += _n_kernels(one, len(reading.sizes - known))
+            known |= reading.sizes
         return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
 
     def _step(self) -> tuple[dict[str, int], list[Pass]]:
@@ -222,20 +266,15 @@ class _Memory:
         kept = frozenset() if run.args.optimizer_in_backward else frozenset(own)
         return parts, [Pass(trace, factor, largest.n_computed, kept) for factor in factors]
 
-    def _evaluation(self) -> tuple[dict[str, int], Pass]:
-        """Return what the largest batch of an evaluation allocates, by part and as it does."""
-        run, objective, rehearsal = self.run, self.run.objective, self.rehearsal
-        rows, n_rows = run.eval_dataset, run.args.per_device_eval_batch_size
-        lengths, starts = _lengths(rows), np.arange(0, len(rows), n_rows)
-        loads = np.zeros(len(starts)) if lengths is None else _loads(lengths, starts, packed=objective.packed)
-        first = int(starts[int(loads.argmax())])
-        batch = objective.batch(rows, range(first, min(first + n_rows, len(rows))), 0)
+    def _read(self, reading: _Reading) -> tuple[dict[str, int], Pass]:
+        """Return what the largest batch of such passes allocates, by part and as it does."""
+        run, objective, rehearsal, batch = self.run, self.run.objective, self.rehearsal, reading.heaviest
         rehearsal.restart()
         with rehearsal, preserving_state(run.model), torch.no_grad(), logits_if(objective, wanted=False):
             run.model.eval()
             with policy.make(self.precision, run.device).forward():
                 output = objective.forward(batch, seed=0, step=0)
-            if _n_targets(objective, batch):
+            if _n_targets(objective, batch) and reading.moment != REFERENCE:
                 objective.loss_sum(output, batch)
             del output
         trace = rehearsal.restart()
@@ -310,42 +349,129 @@ def _bytes_of_rows(rows: Any) -> int:
     return sum(array.nbytes for array in rows.arrays().values()) if isinstance(rows, RowStore) else 0
 
 
+def _held_by(model: torch.nn.Module) -> int:
+    return _bytes(model.parameters()) + _bytes(model.buffers())
+
+
 # ---- work ----
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Rows that a run computes without gradients, in batches of the evaluation's size."""
+
+    moment: str
+    rows: Any
+    heaviest: Batch
+    sizes: set[int]
+    """Tokens of its batches."""
+    in_numbers: Reading
+
+
+def _readings(run: Run, tested: Any) -> Iterator[_Reading]:
+    """Yield what the run computes without gradients: for a reference before its steps, to evaluate, and to predict."""
+    evaluated = run.eval_dataset if run.args.do_eval else None
+    splits = [(EVALUATION, evaluated), (PREDICTION, tested)]
+    if getattr(run.objective, "reads_rows_first", False):
+        every = [one for one in (run.train_dataset, run.eval_dataset, tested) if one is not None]
+        splits = [*((REFERENCE, one) for one in every), *splits]
+    for moment, rows in splits:
+        if rows is not None and len(rows):
+            yield _reading(run, moment, rows)
+
+
+def _reading(run: Run, moment: str, rows: Any) -> _Reading:
+    n_rows, objective, lengths = run.args.per_device_eval_batch_size, run.objective, _lengths(rows)
+    n_batches = -(-len(rows) // n_rows)
+
+    def batch(n: int) -> Batch:
+        return objective.batch(rows, range(n * n_rows, min((n + 1) * n_rows, len(rows))), 0)
+
+    made = {n: batch(n) for n in _spread(range(n_batches), _SAMPLED)}
+    loads = {n: one.n_computed for n, one in made.items()}
+    if lengths is not None:
+        loads = dict(enumerate(_sizes_read(lengths, n_rows, packed=objective.packed).tolist()))
+    at = max(loads, key=lambda n: loads[n])
+    of_rank = -(-n_batches // run.place.n_ranks)
+    in_numbers = tuple(_in_numbers(one, _n_targets(objective, one)) for one in made.values())
+    return _Reading(
+        moment, rows, made[at] if at in made else batch(at), {*loads.values()}, Reading(in_numbers, of_rank)
+    )
 
 
 def _heaviest(run: Run) -> list[Batch]:
     """Return the micro-batches of the step that has the one with the most tokens."""
-    order, lengths = run.plan.order, _lengths(run.train_dataset)
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         steps = np.linspace(0, run.plan.n_steps - 1, min(run.plan.n_steps, _READ)).astype(int)
         found = [_batches(run, int(step)) for step in dict.fromkeys(steps.tolist())]
         return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
-    most, at = -1.0, 0
-    rows_per_step = order.rows_per_batch * order.batches_per_step
-    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
-        first = epoch * order.steps_per_epoch
-        n_rows = min(order.batches_per_epoch * order.rows_per_batch, (run.plan.n_steps - first) * rows_per_step)
-        if n_rows <= 0:
-            break
-        rows = order.epochs(epoch)[:n_rows]
-        starts = np.arange(0, len(rows), run.args.per_device_train_batch_size * run.place.n_ranks)
-        loads = _loads(lengths[rows], starts, packed=run.objective.packed)
-        if loads.max() > most:
-            most, at = float(loads.max()), first + int(starts[int(loads.argmax())]) // rows_per_step
+    most, at = -1, 0
+    for steps in _epochs(run):
+        bounds = _bounds(run, lengths, steps)
+        for place in np.argsort(-bounds, kind="stable")[:_CUT].tolist():
+            if bounds[place] <= most:
+                break
+            if (n := max(_loads(run, lengths, steps[place]))) > most:
+                most, at = n, steps[place]
     return _batches(run, at)
+
+
+def _epochs(run: Run) -> Iterator[range]:
+    """Yield the steps of each epoch that is looked at."""
+    each, n_steps = run.plan.order.steps_per_epoch, run.plan.n_steps
+    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
+        yield range(epoch * each, min((epoch + 1) * each, n_steps))
+
+
+def _bounds(run: Run, lengths: np.ndarray, steps: range) -> np.ndarray:
+    """Return how many tokens no micro-batch of each of these steps exceeds, (steps,): those of one epoch.
+
+    Of one rank without a budget it is what the largest computes. All steps are looked at at once, which cuts none.
+    """
+    order, n_ranks, budget = run.plan.order, run.place.n_ranks, run.args.max_tokens_per_batch
+    rows_per_step, most_rows = order.rows_per_batch * order.batches_per_step, run.args.per_device_train_batch_size
+    n_kept = min(order.batches_per_epoch * order.rows_per_batch, len(steps) * rows_per_step)
+    lengths = lengths[order.epochs(steps[0] // order.steps_per_epoch)[:n_kept]]
+    starts = np.arange(0, len(lengths), most_rows * n_ranks)
+    firsts = np.searchsorted(starts, np.arange(0, len(lengths), rows_per_step))
+    longest, sums = np.maximum.reduceat(lengths, starts), np.add.reduceat(lengths, starts)
+    n_rows = -(-np.diff(np.append(starts, len(lengths))) // n_ranks)
+    if run.objective.packed:
+        bounds = np.maximum.reduceat(sums if n_ranks == 1 else sums // n_ranks + longest, firsts)
+    else:
+        bounds = np.maximum.reduceat(longest * n_rows, firsts)
+    if budget is not None:
+        longest = np.maximum.reduceat(longest, firsts)
+        cut = np.maximum(longest, budget) if run.objective.packed else longest * most_rows
+        bounds = np.where(np.maximum.reduceat(sums, firsts) > budget * n_ranks, cut, bounds)
+    sizes, places = np.unique(bounds, return_inverse=True)
+    return np.asarray([_computed(n, packed=run.objective.packed) for n in sizes.tolist()])[places]
+
+
+def _loads(run: Run, lengths: np.ndarray, step: int) -> list[int]:
+    """Return the tokens that each of this rank's micro-batches of a step computes."""
+    packed = run.objective.packed
+    pieces = micro_batches_of(run, run.plan.order.rows(step), run.args.per_device_train_batch_size)
+    each = (lengths[rows] for rows, *_ in pieces)
+    return [_computed(int(one.sum() if packed else one.max() * len(one)), packed=packed) for one in each]
+
+
+def _computed(n_tokens: int, *, packed: bool) -> int:
+    return filled_length(n_tokens) if packed else n_tokens
 
 
 def _tokens_of_steps(run: Run, work: Workload) -> list[int]:
     """Return the tokens of the largest micro-batch of steps that are spread over the run."""
-    lengths, size = _lengths(run.train_dataset), run.args.per_device_train_batch_size * run.place.n_ranks
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         return [max(batch.n_computed for batch in step) for step in work.steps]
-    n_steps = run.plan.n_steps
-    found: list[int] = []
-    for step in dict.fromkeys(np.linspace(0, n_steps - 1, min(n_steps, _REPLAYED)).astype(int).tolist()):
-        rows = lengths[run.plan.order.rows(step)]
-        found.append(int(_loads(rows, np.arange(0, len(rows), size), packed=run.objective.packed).max()))
-    return found
+    return [max(_loads(run, lengths, step)) for step in _spread(range(run.plan.n_steps), _REPLAYED)]
+
+
+def _spread(steps: range, most: int) -> list[int]:
+    """Return some of these steps, spread evenly: all of them if they are few."""
+    return [steps[n] for n in dict.fromkeys(np.linspace(0, len(steps) - 1, min(len(steps), most)).astype(int).tolist())]
 
 
 def _n_kernels(one: Pass, n_sizes: int) -> int:
@@ -357,29 +483,18 @@ def _n_kernels(one: Pass, n_sizes: int) -> int:
 
 def _computed_tokens(run: Run) -> set[int]:
     """Return the numbers of tokens that the micro-batches of the run compute; empty if the rows do not say."""
-    lengths, order = _lengths(run.train_dataset), run.plan.order
+    lengths = _lengths(run.train_dataset)
     if lengths is None:
         return set()
-    found: set[int] = set()
-    size = run.args.per_device_train_batch_size * run.place.n_ranks
-    rows_per_step = order.rows_per_batch * order.batches_per_step
-    for epoch in range(min(run.plan.n_epochs, _EPOCHS_LOOKED_AT)):
-        n_left = (run.plan.n_steps - epoch * order.steps_per_epoch) * rows_per_step
-        rows = order.epochs(epoch)[: min(order.batches_per_epoch * order.rows_per_batch, n_left)]
-        found |= _sizes_of(lengths[rows], size, packed=run.objective.packed)
-    return found
+    some = (step for steps in _epochs(run) for step in _spread(steps, _COUNTED))
+    return {n for step in some for n in _loads(run, lengths, step)}
 
 
-def _sizes_of(lengths: np.ndarray, n_rows: int, *, packed: bool) -> set[int]:
-    """Return the different numbers of tokens that batches of so many of these rows compute."""
-    loads = _loads(lengths, np.arange(0, len(lengths), n_rows), packed=packed).astype(int)
-    return {filled_length(n) for n in np.unique(loads).tolist()} if packed else {*np.unique(loads).tolist()}
-
-
-def _loads(lengths: np.ndarray, starts: np.ndarray, *, packed: bool) -> np.ndarray:
-    """Return the tokens that each batch computes: those of its rows, or its rows times its longest."""
+def _sizes_read(lengths: np.ndarray, n_rows: int, *, packed: bool) -> np.ndarray:
+    """Return the tokens that each batch of so many of these rows computes, in order."""
+    starts = np.arange(0, len(lengths), n_rows)
     if packed:
-        return np.add.reduceat(lengths, starts)
+        return np.asarray([filled_length(n) for n in np.add.reduceat(lengths, starts).tolist()])
     return np.maximum.reduceat(lengths, starts) * np.diff(np.append(starts, len(lengths)))
 
 
@@ -406,34 +521,39 @@ def _saved_weights(model: torch.nn.Module) -> int:
     return _bytes(model.parameters()) + _bytes(model.buffers())
 
 
-def _workload(run: Run, heaviest: Sequence[Batch]) -> Workload:
-    plan, args, count = run.plan, run.args, run.objective.count
+def _workload(run: Run, heaviest: Sequence[Batch], readings: Sequence[_Reading]) -> Workload:
+    plan, args, count = run.plan, run.args, partial(_n_logits, run.objective)
     n_first = min(plan.n_steps, plan.order.steps_per_epoch)
-    steps = dict.fromkeys(np.linspace(0, n_first - 1, min(n_first, _SAMPLED)).astype(int).tolist())
-    n_eval = len(run.eval_dataset) if run.eval_dataset is not None and args.do_eval else 0
-    firsts = range(0, n_eval, args.per_device_eval_batch_size)
-    chosen = dict.fromkeys(np.linspace(0, len(firsts) - 1, min(len(firsts), _SAMPLED)).astype(int).tolist())
-    evaluated = [
-        run.objective.batch(
-            run.eval_dataset, range(firsts[n], min(firsts[n] + args.per_device_eval_batch_size, n_eval)), 0
-        )
-        for n in chosen
-    ]
+    steps = _spread(range(n_first), _SAMPLED)
+    evaluated = next((one for one in readings if one.moment == EVALUATION), None)
+    n_evaluations, n_saves = _times_left(run, 0)
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
         steps=tuple(tuple(_in_numbers(one, count(one)) for one in _batches(run, n)) for n in steps),
         heaviest=tuple(_in_numbers(one, count(one)) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,
-        n_evaluations=plan.evaluate.times_left(0, plan.n_steps) + 1 if n_eval else 0,
-        eval_rows=n_eval,
-        eval_batches=tuple(_in_numbers(one, _n_targets(run.objective, one)) for one in evaluated),
-        n_eval_batches=-(-len(firsts) // run.place.n_ranks),
-        n_saves=plan.save.times_left(0, plan.n_steps),
+        n_evaluations=0 if evaluated is None else n_evaluations + 1,
+        evaluation=None if evaluated is None else evaluated.in_numbers,
+        readings=tuple(one.in_numbers for one in readings if one is not evaluated),
+        n_saves=n_saves,
+        save_interval_s=args.save_interval_s if args.save_strategy == "time" else None,
+        saves_best=args.save_strategy == "best",
         n_ranks=run.place.n_ranks,
         zero_stage=stage_of_run(args) if run.place.n_ranks > 1 else 0,
         sampled=len(steps) < n_first,
     )
+
+
+def _times_left(run: Run, first: int) -> tuple[int, int]:
+    """Return how often the training evaluates and saves after `first` of its steps.
+
+    One that saves each new best saves as often as it evaluates, at most.
+    """
+    plan = run.plan
+    n_evaluations, n_saves = (one.times_left(first + 1, plan.n_steps) for one in (plan.evaluate, plan.save))
+    n_evaluations += run.args.eval_on_start and first == 0
+    return n_evaluations, n_evaluations if plan.save.strategy == "best" else n_saves
 
 
 def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
@@ -449,4 +569,9 @@ def _in_numbers(batch: Batch, n_targets: int) -> MicroBatch:
 
 def _n_targets(objective: Objective, batch: Batch) -> int:
     """Return how many places the loss of an evaluation reads; rows of questions have no labels there, and no loss."""
-    return objective.count(batch) if batch.labels or objective.is_own_loss else 0
+    return _n_logits(objective, batch) if batch.labels or "labels" in batch.inputs else 0
+
+
+def _n_logits(objective: Any, batch: Batch) -> int:
+    """Return how many places the loss reads the logits of: its targets, unless the objective has others."""
+    return getattr(objective, "n_logits", objective.count)(batch)

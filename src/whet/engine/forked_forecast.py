@@ -62,6 +62,8 @@ _LOWEST_PRIORITY = 19
 _ERROR_FRAC, _STEP_FRAC = 0.15, 0.5
 """How far off the time by the pace of the first steps may be: that of the run, as other programs come and go, and that
 of one step, which is less for the mean of several."""
+_BEFORE = ("start", "trial")
+"""Parts of the time before the first step."""
 _PAUSES = ("evaluation", "saving")
 """Parts of the time between steps."""
 _MADV_DONTNEED = 4
@@ -75,8 +77,9 @@ class ForkedForecast:
     machine and the pace so far, with the parts of the `time`, or pace alone.
     """
 
-    def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None]) -> None:
-        self._engine, self._found = engine, found
+    def __init__(self, engine: Engine, found: Callable[[Mapping[str, Any]], None], tested: Any = None) -> None:
+        """`tested` are the rows that the model predicts once it is trained, whose memory the forecast counts."""
+        self._engine, self._found, self._tested = engine, found, tested
         self._child: _Child | None = None
         self._answer: Mapping[str, Any] | None = None
         """What the child has found, while the pace is not known."""
@@ -110,13 +113,16 @@ class ForkedForecast:
             self._child = None
 
     def _begin(self, state: Any, optimizer: Any) -> None:
-        engine, first = self._engine, self._first
+        engine, first, tested = self._engine, self._first, self._tested
         why = _why_not(engine, state.train_batch_size)
         if why is None:
             parent = _Held.now(engine.args.memory_limit_gb)
-            values = [*engine.model.parameters(), *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]
+            teacher = getattr(engine.objective, "teacher", None)
+            models = (engine.model, *([] if teacher is None else [teacher]))
+            weights = (one for model in models for one in model.parameters())
+            values = [*weights, *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]
             try:
-                self._child = _Child(lambda: _forecast(engine, optimizer, parent, first), values)
+                self._child = _Child(lambda: _forecast(engine, optimizer, parent, first, tested), values)
             except OSError as error:  # no process, or no memory for its tables
                 why = str(error)
         if why is not None:
@@ -228,7 +234,7 @@ def _kept_gradients(model: torch.nn.Module) -> Iterator[Tensor]:
 # ---- in the child ----
 
 
-def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict[str, Any]:
+def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int, tested: Any) -> dict[str, Any]:
     """Return what the training takes whose process has forked; only memory can lack."""
     from whet.engine.forecast import of_run
     from whet.plan import rates as known_rates
@@ -243,7 +249,7 @@ def _forecast(engine: Engine, optimizer: Any, parent: _Held, first: int) -> dict
     optimizer.state.clear()  # its first update is rehearsed, which makes the state
     own_bytes = memory.anonymous_bytes() or 0
     held_bytes = parent.resident_bytes - parent.anonymous_bytes + own_bytes + _LATER_BYTES
-    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.free_bytes)
+    found = of_run(run, engine.precision.name, optimizer, held_bytes, rehearsal, parent.free_bytes, tested)
     forecast = found.memory
     answer = {"peak_bytes": forecast.peak_bytes, "free_bytes": forecast.free_bytes, "parts": dict(forecast.parts)}
     return answer if rates is None else answer | _times(rates, found, run, first)
@@ -254,19 +260,12 @@ def _times(rates: Rates, found: Forecast, run: Run, first: int) -> dict[str, Any
 
     `error_frac` is the share that these are off by, most of the time.
     """
+    from whet.engine.forecast import left_of
     from whet.plan import seconds
 
-    work, plan = found.workload, run.plan
-    took = seconds.forecast(rates, found.anatomy, work)
-    n_evaluations, n_saves = (one.times_left(first + 1, plan.n_steps) for one in (plan.evaluate, plan.save))
-    n_evaluations += run.args.eval_on_start and first == 0
-    parts = {part: each_s * (plan.n_steps - first) for part, each_s in took.step.items()}
-    parts["evaluation"] = took.evaluation_s * n_evaluations
-    if plan.save.strategy == "time":
-        n_saves = 1 + int(sum(parts.values()) / run.args.save_interval_s)
-    elif plan.save.strategy == "best":
-        n_saves = n_evaluations  # at most
-    return {"time": parts | {"saving": took.save_s * n_saves}, "error_frac": took.error_frac}
+    took = seconds.forecast(rates, found.anatomy, left_of(run, found.workload, first))
+    parts = {part: each_s for part, each_s in took.run.items() if part not in _BEFORE}
+    return {"time": parts, "error_frac": took.error_frac}
 
 
 def _limit_memory() -> None:

@@ -33,7 +33,7 @@ class MemoryLimit:
 
     @property
     def left_bytes(self) -> int:
-        """Memory left before the kernel kills a process; below 0 if the limit is already exceeded."""
+        """Memory left before the kernel slows processes down or kills one; below 0 if the limit is already exceeded."""
         return self.limit_bytes - self.used_bytes
 
 
@@ -223,7 +223,9 @@ def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
     return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"{CGROUP}{folder}")
 
 
-_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+_LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
+"""memory.high is below memory.max, where both are set: from there on the kernel slows the processes down until they
+hardly run."""
 _USE_FILES = ("memory.current", "memory.usage_in_bytes")
 _CACHE = ("inactive_file", "active_file", "slab_reclaimable")
 """Memory that the kernel frees before it kills a process. cgroup v1 prefixes the names with `total_`."""

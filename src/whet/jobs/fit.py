@@ -53,13 +53,7 @@ class Outcome:
 
 def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[Change]:
     """Yield what makes this run smaller, the cheapest first: what costs time, then what changes the result."""
-    rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    same = not choose.fixed_split(args) and forecast.anatomy.packed  # padded batches draw other dropout
-    while rows > 1 and rows % 2 == 0:
-        rows, batches = rows // 2, batches * 2
-        flags = f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {batches}"
-        for own in _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches):
-            yield Change(flags, "smaller products", (job, own), same_result=same, is_split=True)
+    yield from _splits(job, args, forecast)
     if args.precision in ("auto", "fp32"):
         for own in _with(args, precision="bf16", bf16=None):
             yield Change("--precision bf16", "rounding", (job, own), same_result=False)
@@ -93,6 +87,18 @@ def changes(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[C
         yield Change("--lora_r 8", "adapters learn, not the weights", (replace(job, lora_r=8), args), same_result=False)
 
 
+def _splits(job: Any, args: TrainingArguments, forecast: Forecast) -> Iterator[Change]:
+    """Yield the ways to have the rows of a step in smaller micro-batches, the largest of these first."""
+    same = not choose.fixed_split(args) and forecast.anatomy.packed  # padded batches draw other dropout
+    most = args.per_device_train_batch_size
+    of_step = most * args.gradient_accumulation_steps
+    for rows in (n for n in range(most - 1, 0, -1) if of_step % n == 0):
+        batches = of_step // rows
+        flags = f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {batches}"
+        for own in _with(args, per_device_train_batch_size=rows, gradient_accumulation_steps=batches):
+            yield Change(flags, "smaller products", (job, own), same_result=same, is_split=True)
+
+
 def that_fit(
     job: Any, args: TrainingArguments, free_bytes: int, first: Forecast, forecast: Forecasting
 ) -> list[Outcome]:
@@ -100,19 +106,28 @@ def that_fit(
 
     Of splits into smaller micro-batches, the largest that fits is enough. `first` is the forecast without a change.
     """
-    known: list[Outcome] = []
-    splits = False
-    for change in changes(job, args, first):
-        is_split = change.is_split
-        if is_split and splits:
-            continue
+
+    def fits(change: Change) -> Outcome | None:
         outcome = _outcome((change,), forecast)
-        if outcome is None:
-            continue
-        known.append(outcome)
-        splits |= is_split and outcome.forecast.memory.with_free(free_bytes).fits
-    fitting = [one for one in known if one.forecast.memory.with_free(free_bytes).fits]
+        return outcome if outcome is not None and outcome.forecast.memory.with_free(free_bytes).fits else None
+
+    every = [*changes(job, args, first)]
+    split = _first([one for one in every if one.is_split], fits)
+    others = [outcome for one in every if not one.is_split and (outcome := fits(one)) is not None]
+    fitting = [*([] if split is None else [split]), *others]
     return fitting or _together(job, args, free_bytes, first, forecast)
+
+
+def _first(falling: Sequence[Change], fits: Callable[[Change], Outcome | None]) -> Outcome | None:
+    """Return the first of these changes, which need less and less memory, that fits; few are looked at."""
+    found, low, high = None, 0, len(falling)
+    while low < high:
+        at = (low + high) // 2
+        if (outcome := fits(falling[at])) is None:
+            low = at + 1
+        else:
+            found, high = outcome, at
+    return found
 
 
 def _together(

@@ -140,7 +140,7 @@ def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
     from whet.plan import show as shown
 
     found = forecast(task, job, args, room(args).free_bytes)
-    rates = rates_for(args, lambda text: printing.show([text]))
+    rates = rates_for(lambda text: printing.show([text]))
     printing.show(shown.table(found.anatomy, found.workload, found.memory))
     json_output.add(task=task.name, memory=found.memory.as_json())
     if rates is not None:

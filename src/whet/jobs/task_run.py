@@ -138,7 +138,8 @@ class TaskRun:
         more = {record.OTHER_MODEL: True} if is_other else {}
         recorder = record.Recorder(args.output_dir, {**self._facts, **more})
         engine.events.add_callback(record.RunRecorder(recorder, on_cpu=engine.device.type == "cpu"))
-        engine.events.add_callback(ForkedForecast(engine, recorder.forecast))
+        tested = self.parts["test"].rows if args.do_predict and "test" in self.parts else None
+        engine.events.add_callback(ForkedForecast(engine, recorder.forecast, tested))
         return recorder.ends(self.metrics)
 
     def _save_training(self, metrics: dict[str, Any]) -> None:

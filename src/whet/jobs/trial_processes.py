@@ -88,7 +88,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         return
     here = room(args)
     free = here.free_bytes
-    measured = rates_for(args, lambda text: _answer(line, say=text))
+    measured = rates_for(lambda text: _answer(line, say=text))
     rates = known_rates.nominal() if measured is None else measured  # the trials measure, and these order them
     examples, base = examples_of(task, job, args), Candidate.of(args)
     first = forecast(task, job, args, free, examples)

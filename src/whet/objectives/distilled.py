@@ -80,6 +80,11 @@ class Distilled:
         return self.plain.packed
 
     @property
+    def teacher(self) -> nn.Module:
+        """The model that computes each batch that is trained on, without gradients."""
+        return _model_of(self._teacher)
+
+    @property
     def packed_model(self) -> PackedModel | None:
         """The student, if it reads batches without padding."""
         return self.plain.packed_model
@@ -146,6 +151,11 @@ class DistilledNextTokens(PackedNextTokens):
         """What a resumed run must have in common with the checkpoint."""
         return self._how.identity
 
+    @property
+    def teacher(self) -> nn.Module:
+        """The model that computes each batch that is trained on, without gradients."""
+        return _model_of(self._teacher)
+
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         if not self.model.training:
             return super().forward(batch, seed=seed, step=step)
@@ -173,6 +183,11 @@ class DistilledNextTokens(PackedNextTokens):
 def without_teacher(objective: Objective) -> Objective:
     """Return the objective whose passes run the student alone: this one, if it has no teacher."""
     return objective.plain if isinstance(objective, Distilled | DistilledNextTokens) else objective
+
+
+def _model_of(objective: Any) -> nn.Module:
+    packed: PackedModel | None = objective.packed_model
+    return objective.model if packed is None else packed.module
 
 
 def _chunk_sums(how: Distillation, heads: Any, states: Tensor, theirs: Tensor, labels: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.objectives import router_loss
-from whet.objectives.base import Rows
+from whet.objectives.base import IGNORED, Rows
 from whet.objectives.next_tokens import PackedNextTokens, head_of, token_losses
 
 REFERENCE = "reference"
@@ -45,6 +45,9 @@ class PackedPreferences(PackedNextTokens):
     batch. The loss is the mean over pairs; the logits of some hundred tokens exist at a time.
     """
 
+    reads_rows_first = True
+    """Whether the model as it is before the first step computes every row of every split."""
+
     def __init__(self, plain: PackedNextTokens, preference: Preference) -> None:
         assert plain.packed_model is not None
         super().__init__(plain.model, plain.packed_model, plain.collate, plain.columns)
@@ -69,6 +72,10 @@ class PackedPreferences(PackedNextTokens):
     def count(self, batch: Batch) -> int:
         """Return the number of pairs."""
         return batch.n_rows
+
+    def n_logits(self, batch: Batch) -> int:
+        """Return how many tokens the loss reads the logits of."""
+        return int((batch.inputs["labels"][..., 1:] != IGNORED).sum())
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         """Return the summed log-probabilities of the completions, (pairs, 2) float64."""

@@ -7,7 +7,7 @@ a model without weights has the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,6 +85,10 @@ class Anatomy:
     """Whether weights are updated inside the backward pass."""
     adapter_rank: int
     """The largest rank of its low-rank pairs; 0: it has none."""
+    has_experts: bool = False
+    """Whether some of its products are those of experts: a token runs through a few of many."""
+    teacher: Anatomy | None = None
+    """The model that computes each batch next to it, to teach it; None: there is none."""
 
     @property
     def n_parameters(self) -> int:
@@ -140,6 +144,16 @@ class MicroBatch:
         return int(np.square(np.full(self.n_rows, self.padded_to) if self.padded_to else self.lengths).sum())
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Rows that one rank of a run computes without gradients."""
+
+    batches: tuple[MicroBatch, ...]
+    """Some of its batches, spread evenly."""
+    n_batches: int
+    """All of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What one rank of a run computes."""
@@ -155,14 +169,17 @@ class Workload:
     heaviest: tuple[MicroBatch, ...]
     """The step with the micro-batch that takes the most memory, of all that were looked at."""
     n_evaluations: int = 0
-    """How often the run evaluates, its end included."""
-    eval_rows: int = 0
-    eval_batches: tuple[MicroBatch, ...] = ()
-    """Some batches of an evaluation, the one with the most tokens among them."""
-    n_eval_batches: int = 0
-    """All batches of one evaluation, of one rank."""
+    """How often the run evaluates, its start and its end included."""
+    evaluation: Reading | None = None
+    """One evaluation; None: the run has none."""
+    readings: tuple[Reading, ...] = ()
+    """What is computed once: the predictions of the test split, and rows that a reference reads before the steps."""
     n_saves: int = 0
-    """Checkpoints of the run."""
+    """Checkpoints of the run; with `save_interval_s` its time says how many there are."""
+    save_interval_s: float | None = None
+    """Seconds between checkpoints; None: the steps say when one comes."""
+    saves_best: bool = False
+    """Whether an evaluation is followed by a checkpoint only if it is the best so far. Then `n_saves` are the most."""
     save_bytes: int = 0
     """The size of one."""
     n_ranks: int = 1
@@ -170,6 +187,8 @@ class Workload:
     """What the ranks share."""
     sampled: bool = False
     """Whether `steps` leaves some out."""
+    n_seeds: int = 1
+    """How often all of it runs, each time with another seed."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -213,11 +232,16 @@ def of_model(model: nn.Module, args: Any, precision: str | None = None) -> Anato
         optimizer=args.optim,
         in_backward=args.optimizer_in_backward,
         adapter_rank=max((one.rank for one in products), default=0),
+        has_experts=any(True for _ in _experts(view)),
     )
 
 
 _INNER = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")
 """What configurations call the width of the feed-forward part."""
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+"""What configurations call the number of experts that compute a token."""
+_STACKED = 3
+"""Dimensions of the weights of all experts of a layer: the expert comes first."""
 _BASE = ".base_layer"
 """How the name of a layer ends that one of peft's stands around."""
 
@@ -257,9 +281,26 @@ def _products(view: ModelView, places: _Places) -> tuple[Product, ...]:
         n_in, n_out = counting.features(layer)
         uses = places.n_uses if part == "blocks" else 1
         found[n_in, n_out, part, trained, _rank(view.model, name)] += uses
+    for name, weight, n_chosen in _experts(view):
+        part = places.part_of(name)
+        n_out, n_in = weight.shape[1:]
+        found[n_in, n_out, part, weight.requires_grad, 0] += n_chosen * (places.n_uses if part == "blocks" else 1)
     return tuple(
         Product(n_in, n_out, times, part, trained, rank) for (n_in, n_out, part, trained, rank), times in found.items()
     )
+
+
+def _experts(view: ModelView) -> Iterator[tuple[str, nn.Parameter, int]]:
+    """Yield the weights of experts, which lie in one tensor each, and how many of them compute a token.
+
+    The name is that of their module: whet's own, or one of transformers'.
+    """
+    config: Any = getattr(view.model, "config", None)
+    for name, module in view.model.named_modules():
+        n_experts = _size(module, "n_experts", "num_experts")
+        for weight in module.parameters(recurse=False) if n_experts else ():
+            if weight.dim() == _STACKED and len(weight) == n_experts:
+                yield name, weight, max(_size(module, "top_k") or _size(config, *_CHOSEN), 1)
 
 
 def _rank(base: Any, name: str) -> int:

@@ -45,6 +45,9 @@ class MemoryForecast:
     """With `why`: the least that it may be. The peak is then the most."""
     why: str = ""
     """Why there is a range."""
+    doubts: tuple[str, ...] = ()
+    """Why it may be more, or less, by a share of `error_frac`."""
+    error_frac: float = 0.0
 
     @property
     def peak_bytes(self) -> int:
@@ -52,9 +55,15 @@ class MemoryForecast:
         return sum(self.parts.values())
 
     @property
+    def range_bytes(self) -> tuple[int, int]:
+        """The least and the most that it may be."""
+        low, wider = self.low_bytes or self.peak_bytes, 1 + self.error_frac
+        return int(low / wider), int(self.peak_bytes * wider)
+
+    @property
     def fits(self) -> bool:
-        """Whether the peak is below what is free; True if that is not known."""
-        return self.free_bytes is None or self.peak_bytes <= self.free_bytes
+        """Whether the most that it may be is below what is free; True if that is not known."""
+        return self.free_bytes is None or self.range_bytes[1] <= self.free_bytes
 
     @property
     def is_tight(self) -> bool:
@@ -65,11 +74,13 @@ class MemoryForecast:
         """Return the forecast as plan.json has it."""
         return {
             "peak_bytes": self.peak_bytes,
-            "low_bytes": self.low_bytes or self.peak_bytes,
+            "low_bytes": self.range_bytes[0],
+            "high_bytes": self.range_bytes[1],
             "free_bytes": self.free_bytes,
             "fits": self.fits,
             "moment": self.moment,
             "why": self.why or None,
+            "doubts": list(self.doubts),
             "micro_batch_tokens": self.micro_batch_tokens,
             "parts": dict(self.parts),
         }

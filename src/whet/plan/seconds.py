@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from whet import console
-from whet.plan.anatomy import Anatomy, MicroBatch, Workload
+from whet.plan.anatomy import Anatomy, MicroBatch, Reading, Workload
 from whet.plan.rates import FORMATS, Kind, Part, Rates
 from whet.plan.show import TIME
 from whet.precision.compare import LEAST_FLOP, MARGIN
@@ -68,7 +68,7 @@ class Seconds:
 
     @property
     def train_s(self) -> float:
-        """The training, with its trial of a number format, evaluations and checkpoints."""
+        """The training, with its trial of a number format, evaluations and checkpoints; that of all seeds."""
         return sum(seconds for part, seconds in self.run.items() if part != "start")
 
     @property
@@ -101,15 +101,20 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
         part: float(np.mean([one[part] for one in steps])) * (_usual_rows(work) if part in by_rows else 1.0)
         for part in STEP_PARTS
     }
-    each_s = sum(clock.evaluated(batch) for batch in work.eval_batches) / max(len(work.eval_batches), 1)
-    evaluation_s = work.n_eval_batches * each_s
+    evaluation_s = 0.0 if work.evaluation is None else clock.read(work.evaluation)
     save_s = work.save_bytes * (rates.numbers["save_byte"] + 2 * rates.numbers["copy_byte"])
-    run: dict[RunPart, float] = {
-        "start": rates.numbers["start"] + _LOAD_FACTOR * anatomy.weight_bytes * rates.numbers["copy_byte"],
-        "trial": _trial_s(rates, anatomy, work, precision),
+    seed: dict[RunPart, float] = {
         **{part: seconds * work.n_steps for part, seconds in step.items()},
-        "evaluation": work.n_evaluations * evaluation_s,
-        "saving": work.n_saves * save_s,
+        "evaluation": work.n_evaluations * evaluation_s + sum(map(clock.read, work.readings)),
+    }
+    n_saves = work.n_saves if work.save_interval_s is None else 1 + int(sum(seed.values()) / work.save_interval_s)
+    seed["saving"] = n_saves * save_s
+    load_s = _LOAD_FACTOR * sum(one.weight_bytes for one in _models(anatomy)) * rates.numbers["copy_byte"]
+    n_trials = 1 if anatomy.precision == "auto" else work.n_seeds  # other seeds take the format of the first
+    run: dict[RunPart, float] = {
+        "start": rates.numbers["start"] + work.n_seeds * load_s,
+        "trial": n_trials * _trial_s(rates, anatomy, work, precision),
+        **{part: seconds * work.n_seeds for part, seconds in seed.items()},
     }
     doubts = tuple(_doubts(rates, anatomy, work, precision))
     error = math.hypot(_USUAL_ERROR, rates.noise, *(width for _, width in doubts))
@@ -117,6 +122,11 @@ def forecast(rates: Rates, anatomy: Anatomy, work: Workload) -> Seconds:
         precision=precision, step=step, run=run, error_frac=error, evaluation_s=evaluation_s, save_s=save_s,
         doubts=tuple(text for text, _ in doubts),
     )  # fmt: skip
+
+
+def _models(anatomy: Anatomy) -> list[Anatomy]:
+    """Return the model and its teacher."""
+    return [anatomy, *([] if anatomy.teacher is None else [anatomy.teacher])]
 
 
 def _usual_rows(work: Workload) -> float:
@@ -210,15 +220,22 @@ class _Passes:
             found[part] = of_blocks + self._pairs(batch, part) + self._ends(batch, part)
         found["backward"] += self._again(batch)
         found["forward"] += self._head(batch)
+        if self.anatomy.teacher is not None:
+            found["forward"] += _Passes(self.rates, self.anatomy.teacher, self.precision).evaluated(batch)
         return found
 
+    def read(self, reading: Reading) -> float:
+        """Return the passes over rows that have no gradients, with their batches."""
+        row_s = self.rates.numbers["row"]
+        each_s = sum(self.evaluated(batch) + batch.n_rows * row_s for batch in reading.batches)
+        return reading.n_batches * each_s / max(len(reading.batches), 1)
+
     def evaluated(self, batch: MicroBatch) -> float:
-        """Return the pass of an evaluation batch."""
+        """Return the pass of a batch without gradients."""
         products, attention = self._block(batch, "forward")
         of_blocks = self.anatomy.layers * (products + attention) - self._narrow(batch) * products
-        head = self._head(batch) / 3.0  # without the gradients of states and weights
-        data = batch.n_rows * self.rates.numbers["row"]
-        return of_blocks + self._ends(batch, "forward") + head + self._pairs(batch, "forward") + data
+        head = self._head(batch) / self._of_head  # without the gradients of states and weights
+        return of_blocks + self._ends(batch, "forward") + head + self._pairs(batch, "forward")
 
     def _block(self, batch: MicroBatch, part: Part) -> tuple[float, float]:
         """Return the time of a block's products, with all between them, and that of its attention."""
@@ -260,12 +277,17 @@ class _Passes:
 
     def _head(self, batch: MicroBatch) -> float:
         """Return the time of the head's products, forward and backward; those of a narrow one are in the ends."""
-        products = self.anatomy.products_of("head")
-        weights = sum(one.n_weights * one.times for one in products)
+        weights = sum(one.n_weights * one.times for one in self.anatomy.products_of("head"))
         if weights < self.anatomy.width * _NARROW_HEAD:
             return 0.0
-        trained = sum(one.n_weights * one.times for one in products if one.trained) / weights
-        return (2 + trained) / 3 * self.rates.head_s(self.precision, weights, batch.n_targets)
+        return self._of_head / 3 * self.rates.head_s(self.precision, weights, batch.n_targets)
+
+    @property
+    def _of_head(self) -> float:
+        """How many products of the head's size a training pass has: three if all of it is trained."""
+        products = self.anatomy.products_of("head")
+        weights = sum(one.n_weights * one.times for one in products)
+        return 2 + sum(one.n_weights * one.times for one in products if one.trained) / max(weights, 1)
 
     def _again(self, batch: MicroBatch) -> float:
         """Return the time of what backward computes again; of native blocks all but the last product."""
@@ -323,6 +345,12 @@ def _doubts(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> I
         yield "its blocks or batches are far larger or smaller than those measured", 0.15
     if anatomy.adapter_rank:
         yield "adapters are not measured, only what they add in bytes", 0.10
+    if any(one.has_experts for one in _models(anatomy)):
+        yield "experts are not measured, their products are taken for those of dense layers", 0.20
+    if anatomy.teacher is not None:
+        yield "the teacher's passes are not measured next to training, only those of a model of its size", 0.10
+    if work.saves_best and work.n_saves:
+        yield "each evaluation is taken to be a new best, which is saved", 0.03
     if not rates.knows_optimizer(anatomy.optimizer):
         yield f"the update of {anatomy.optimizer} is not measured, AdamW's is", 0.15
     if rates.shared_by > 1:
@@ -356,7 +384,8 @@ def prices(rates: Rates, anatomy: Anatomy, work: Workload) -> list[Price]:
 
     def compare(flag: str, without: str, other_anatomy: Anatomy, other_work: Workload) -> None:
         other = forecast(rates, other_anatomy, other_work)
-        least, more = other.step_s * work.n_steps, (now.step_s - other.step_s) * work.n_steps
+        n_steps = work.n_steps * work.n_seeds
+        least, more = other.step_s * n_steps, (now.step_s - other.step_s) * n_steps
         if least > 0 and more > 0:
             found.append(Price(flag=flag, seconds=more, frac=more / least, without=without))
 

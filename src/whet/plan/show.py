@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whet import console
@@ -20,7 +19,7 @@ TIME: Mapping[str, str] = {
     "backward": "backward passes",
     "exchange": "exchange between ranks",
     "optimizer": "updates",
-    "evaluation": "evaluations",
+    "evaluation": "evaluations and predictions",
     "saving": "checkpoints",
 }
 """Part of the time in plan.json -> the words for it."""
@@ -43,18 +42,25 @@ def _of_memory(forecast: MemoryForecast, n_ranks: int) -> list[str]:
         share = f"{forecast.peak_bytes / max(forecast.free_bytes, 1):.0%}"
         whom = "this run" if n_ranks == 1 else f"each of {n_ranks} ranks"
         rows.append(_row(f"free for {whom}", console.amount(forecast.free_bytes), share))
-    return ["memory of one rank", *rows, f"  {verdict(forecast)}"]
+    texts = [verdict(forecast), *(f"less sure, as {doubt}" for doubt in forecast.doubts)]
+    folded = [line for text in texts for line in console.folded_message(f"  {text}", console.width(), "    ")]
+    return ["memory of one rank", *rows, *folded]
 
 
 def verdict(forecast: MemoryForecast) -> str:
     """Return whether the run fits, in words."""
-    if forecast.why:
-        low, high = (console.amount(size) for size in (forecast.low_bytes or 0, forecast.peak_bytes))
-        return f"between {low} and {high}, as {forecast.why}: {verdict(replace(forecast, why=''))}"
+    low, high = map(console.amount, forecast.range_bytes)
+    why = f", as {forecast.why}" if forecast.why else ""
+    return f"between {low} and {high}{why}: {_fits(forecast)}" if why or forecast.error_frac else _fits(forecast)
+
+
+def _fits(forecast: MemoryForecast) -> str:
     if forecast.free_bytes is None:
         return "this system does not say what is free"
-    if not forecast.fits:
+    if forecast.peak_bytes > forecast.free_bytes:
         return f"does not fit: {console.amount(forecast.peak_bytes - forecast.free_bytes)} too much"
+    if not forecast.fits:
+        return "may not fit"
     return "fits, barely" if forecast.is_tight else "fits"
 
 
@@ -62,12 +68,13 @@ def _of_run(sizes: Anatomy, work: Workload, forecast: MemoryForecast) -> list[st
     trained = "" if sizes.trained_frac == 1 else f", {sizes.trained_frac:.2%} trained"
     batches = len(work.heaviest)
     each = console.plural(batches, "micro-batch") if batches == 1 else f"{batches} micro-batches"
+    seeds = "" if work.n_seeds == 1 else f", {work.n_seeds} times with seeds of their own"
     lines = {
         "model": f"{sizes.model_class}, {console.count(sizes.n_parameters)} parameters{trained}",
         "batches": f"{'packed' if sizes.packed else 'padded'}, {each} a step, at most "
         f"{console.plural(forecast.micro_batch_tokens, 'token')} in one",
         "settings": _settings(sizes),
-        "length": f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}",
+        "length": f"{console.plural(work.n_steps, 'step')} over {console.plural(work.n_rows, 'row')}{seeds}",
     }
     return [console.shorten(f"{label:<11}{text}", console.width()) for label, text in lines.items()]
 
