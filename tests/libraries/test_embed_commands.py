@@ -197,6 +197,54 @@ def test_embed_resumes_bitwise_and_refuses_changes(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_overwriting_removes_the_checkpoints_of_the_earlier_run(
+    task: str, encoder_folder: Path, tmp_path: Path
+) -> None:
+    data, out = write(tmp_path / "data.csv", {"one": texts(1), "two": texts(2), "fits": scores()}), tmp_path / "out"
+    words = [task, "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--output_dir", out, "--overwrite_output_dir", "--save_strategy", "steps", "--save_steps"]  # fmt: skip
+
+    missing = {"embed": "cosine_ndcg@10", "rerank": "ndcg@10"}[task]  # which pairs with scores have not
+
+    def steps() -> set[int]:
+        return {int(path.name.removeprefix("checkpoint-")) for path in out.glob("checkpoint-*")}
+
+    whet(*words, 5)
+    assert steps() == {5, 10, 12}
+    whet(*words, 5, "--do_eval", "--validation_file", data, "--metric_for_best_model", missing,
+         "--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", 5, code=78)  # fmt: skip
+    assert steps() == {5, 10, 12}, "a run that was refused has changed nothing"
+    whet(*words, 5, "--resume_from_checkpoint", "auto", "--max_steps", 13)
+    assert steps() == {5, 10, 12, 13}, "a run that resumes keeps its own"
+    whet(*words, 2, "--max_steps", 2)
+    assert steps() == {2}
+
+
+def test_record_ends_when_the_run_does(encoder_folder: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / "data.csv", {"query": texts(1), "answer": texts(2)}), tmp_path / "out"
+    words = ["embed", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--max_steps", 2, "--output_dir", out, "--overwrite_output_dir"]  # fmt: skip
+
+    def recorded() -> list[dict[str, Any]]:
+        lines = lines_of(out / "run.jsonl")
+        return lines[max(n for n, line in enumerate(lines) if line["event"] == "begin") :]
+
+    whet(*words, "--do_eval", "--validation_file", data)
+    begin, *_, judged, end = recorded()
+    assert begin["data"]["rows"] == N_ROWS
+    assert begin["machine"]["cores"]
+    assert judged["event"] == "evaluation"
+    assert [line["status"] for line in recorded() if line["event"] == "end"] == ["finished"]
+    assert end["metrics"].keys() >= {"train_loss", "eval_cosine_ndcg@10", "start_cosine_ndcg@10"}
+    (out / "README.md").unlink()
+    (out / "README.md" / "in the way").mkdir(parents=True)
+    whet(*words, code=74)
+    *_, end = recorded()
+    assert (end["event"], end["status"]) == ("end", "failed")
+    assert "README.md" in end["error"]
+
+
 def test_folder_used_again_has_the_results_of_one_model(encoder_folder: Path, tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.csv", {"query": texts(1), "answer": texts(2)})
     scored = write(tmp_path / "scored.csv", {"one": texts(1), "two": texts(2), "fits": scores()})
