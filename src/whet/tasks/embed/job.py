@@ -28,6 +28,7 @@ from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
+from whet.hf.state import OPTIMIZER, SCHEDULER, read_state
 from whet.hf.trainer import Trainer
 from whet.jobs import hub_upload
 from whet.jobs.judging import write
@@ -41,9 +42,19 @@ from whet.models.loading.quiet import quiet
 from whet.own_loop.changes import changes
 from whet.precision import compare as formats
 from whet.store import compare, find
+from whet.store.optimizer import OptimizerPart, SchedulePart
 from whet.store.weights import count_weights
 from whet.store.write import remove_all
-from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.tasks.embed.arguments import (
+    CACHED,
+    HONOURED,
+    IN_BATCH,
+    MAY_CHANGE,
+    PRIMARY,
+    EmbedArguments,
+    PairFields,
+    RerankArguments,
+)
 from whet.tasks.embed.batches import DistinctTexts
 from whet.tasks.embed.folders import class_of_folder
 from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker
@@ -442,6 +453,19 @@ class _TrainerOfCommand(Trainer):
         finally:
             self._compute_in(self.products)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore both from the checkpoint; settings that may change keep the values of this run."""
+        folder = None if checkpoint is None else Path(checkpoint)
+        changed = {} if folder is None else compare.require_same_settings(self.asked, folder, MAY_CHANGE)
+        if folder is None or not changed:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        for text in changed.values():
+            logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        OptimizerPart(inner, self.model, changed.keys()).load_state(read_state(folder, OPTIMIZER) or {})
+        SchedulePart(inner, self.lr_scheduler, changed.keys()).load_state(read_state(folder, SCHEDULER) or {})
+
     def _write_model(self, state_dict: Any, folder: Path) -> None:
         super()._write_model(state_dict, folder)
         if self._saving_to is not None and self.args.should_save:
@@ -623,11 +647,12 @@ def _require_same(args: TrainingArguments, identity: Mapping[str, Any]) -> None:
     ]
     other_data = before.get("data") != now["data"] and "data" not in args.resume_allow_changes
     if changed or other_data:
+        allow = ",".join([*args.resume_allow_changes, "data"])
         raise ConfigError(
             what=f"{path.parent} is a checkpoint of another run",
             got="; ".join([*changed, *(["the pairs of the training are others"] if other_data else [])]),
             why="a run resumes with the settings and the data that it began with: its loss curve would be neither's",
-            fix="use those, or another --output_dir" + ("; or --resume_allow_changes data" if not changed else ""),
+            fix="use those, or another --output_dir" + (f"; or --resume_allow_changes {allow}" if not changed else ""),
         )
 
 
