@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from saved_decoder import save_decoder
 from text_tasks import load, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.engine.description import block
@@ -39,6 +40,16 @@ def test_commands_take_the_recipe_and_its_settings(
     assert "new weights in the last 1 of 2 blocks" in log
     assert "the mean of its weights after the last 4 steps" in log
     assert load_file(tmp_path / "out" / "model.safetensors")
+
+
+@pytest.mark.parametrize("command", ["classify", "tag"])
+def test_the_recipe_leaves_new_layers_out_for_a_decoder(command: str, tmp_path: Path) -> None:
+    save_decoder(tmp_path / "decoder")
+    options = _files(command, tmp_path) | {"recipe": "few_samples", "max_steps": 1}
+    assert run(words(command, tmp_path / "decoder", tmp_path / "out", "--do_train", **options)) == 0
+    log = (tmp_path / "out" / "run.log").read_text("utf-8")
+    assert "reinit_layers 1 is left out: it was measured for encoders alone" in log
+    assert "new weights" not in log
 
 
 def test_seeds_share_the_recipe(sentence_encoder: Path, tmp_path: Path) -> None:

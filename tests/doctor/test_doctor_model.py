@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForSequenceClassification,
     EuroBertConfig,
@@ -67,6 +68,28 @@ def test_a_language_model_has_its_head(family: str, tmp_path: Path, capsys: pyte
     assert found["head"] == "reads packed rows"
     bare = json.loads(asked(tmp_path / "bare", model.base_model, capsys, "--json"))
     assert bare["head"] == "none: the model is loaded without one"
+
+
+_XLM = {"vocab_size": 200, "emb_dim": 32, "n_layers": 1, "n_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [
+        (transformers.FlaubertConfig(**_XLM), "FlaubertWithLMHeadModel"),
+        (transformers.XLMConfig(**_XLM), "XLMWithLMHeadModel"),
+        (transformers.XLNetConfig(vocab_size=200, d_model=32, n_layer=1, n_head=2, d_inner=64), "XLNetLMHeadModel"),
+        (tiny_config("bert"), "BertForMaskedLM"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_head_that_an_encoder_was_pretrained_with_is_left_out(
+    config: Any, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = getattr(transformers, head)(config)
+    found = json.loads(asked(tmp_path, model, capsys, "--json"))
+    assert found["model_class"] == type(model.base_model).__name__
+    assert found["head"] == "none: the model is loaded without one"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import pytest
+import torch
 
 from whet.tasks.embed.batches import DistinctTexts
 
@@ -59,6 +61,34 @@ def test_without_the_last_rows_all_batches_are_full(case: str) -> None:
         assert [len(batch) for batch in batches] == [SIZE] * len(found)
         assert len({n for batch in batches for n in batch}) == SIZE * len(found)
     assert bool(len(found)) == (case != "six answers")
+
+
+@pytest.mark.parametrize("size", [2, 5, SIZE])
+@pytest.mark.parametrize("case", COLUMNS)
+def test_a_batch_takes_the_first_rows_that_share_no_text(case: str, size: int) -> None:
+    columns = COLUMNS[case]
+    found = DistinctTexts(columns, size, drop_last=False, seed=3)
+    left = torch.randperm(N_ROWS, generator=torch.Generator().manual_seed(3), dtype=torch.int32).tolist()
+    for batch in found:
+        wanted: list[int] = []
+        for n in left:
+            held = {column[row] for row in wanted for column in columns}
+            if len(wanted) < size and held.isdisjoint(column[n] for column in columns):
+                wanted.append(n)
+        assert batch == wanted
+        left = [n for n in left if n not in wanted]
+    assert not left
+
+
+@pytest.mark.parametrize("n_positives", [2, 10**9])
+def test_texts_that_repeat_often_take_no_longer_than_others(n_positives: int) -> None:
+    n_rows = 20_000
+    drawn = random.Random(0)
+    columns = [[f"text {n}" for n in range(n_rows)], [f"class {drawn.randrange(n_positives)}" for _ in range(n_rows)]]
+    began_s = time.process_time()
+    found = DistinctTexts(columns, 32, drop_last=False, seed=3)
+    assert sum(map(len, found)) == n_rows
+    assert time.process_time() - began_s < 5  # 0.2 s; the rows left over, looked at again for each batch, took 20 s
 
 
 def test_people_hear_of_small_batches_and_of_rows_left_out() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +128,40 @@ def test_model_saved_in_python_is_no_dense_model(how: str, tmp_path: Path) -> No
     assert_same_weights(weights_of(read), weights_of(model), within=0)
     with pytest.raises(ConfigError, match="push_to_hub"):
         read.save_pretrained(out, push_to_hub=True)
+
+
+def test_of_several_processes_the_main_one_writes_the_configuration(tmp_path: Path) -> None:
+    model = sparse_model("llama")
+    model.save_pretrained(tmp_path)
+    saved = (tmp_path / "config.json").read_text("utf-8")
+    assert "whet-experts-llama" in saved
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    (tmp_path / "config.json").write_text(cut := saved[: len(saved) // 2], "utf-8")  # the main process is writing it
+    model.save_pretrained(tmp_path, is_main_process=False)
+    model.save_pretrained(tmp_path, False)
+    assert (tmp_path / "config.json").read_text("utf-8") == cut
+
+
+_SAVE = """
+import sys, torch
+from sparse_models import sparse_model
+model, ids = sparse_model("llama").eval(), torch.arange(10, 34).view(2, 12)
+torch.save((model, ids, model(ids).logits.detach()), sys.argv[1])
+"""
+_LOAD = """
+import sys, torch
+model, ids, wanted = torch.load(sys.argv[1], weights_only=False)
+torch.testing.assert_close(model(ids).logits, wanted)
+model.save_pretrained(sys.argv[2])
+"""
+
+
+def test_pickled_model_loads_in_programs_that_do_not_optimize(tmp_path: Path) -> None:
+    model, out = tmp_path / "model.pt", tmp_path / "out"
+    for program in (_SAVE, _LOAD):
+        done = subprocess.run(
+            [sys.executable, "-c", program, model, out], capture_output=True, text=True, check=False, timeout=300,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "whet-experts-llama" in (out / "config.json").read_text("utf-8")

@@ -6,6 +6,7 @@ Peaks are those of a process of its own (VmHWM), above what it held before the o
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,25 @@ operator, n_tokens = globals()[sys.argv[1]], int(sys.argv[2])
 operator(64)()  # what torch and the library set up once
 print(measured(operator, n_tokens))
 """
+
+
+_SHORT = """
+import resource
+torch.set_num_threads(2)
+attention_by_distance(64)()
+run = attention_by_distance(65536)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + 40 * 2**20,) * 2)
+run()
+"""
+
+
+def test_an_operator_without_memory_for_its_tables_says_so() -> None:
+    """The output of 16 MiB has room, and the packed tables of 64 MiB have not."""
+    program = _MEASURE.partition("def measured")[0] + _SHORT
+    done = subprocess.run([sys.executable, "-c", program], cwd=HERE, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert "whet: no memory for" in done.stderr
 
 
 def peak_mib(operator: str, n_tokens: int) -> float:

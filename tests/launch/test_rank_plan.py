@@ -8,10 +8,13 @@ import pytest
 
 import whet
 from machines import MACHINES
+from whet.cli.commands import COMMANDS, RANKED
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
+from whet.launch.arguments import HostsArguments, LaunchArguments
 from whet.launch.picture import drawn
 from whet.launch.rank import Ended, first_failure
+from whet.launch.run import run_launch
 
 AUTO = {
     "laptop, hybrid": (1, 14),
@@ -120,6 +123,33 @@ def test_the_picture_shows_nodes_with_their_ranks(tmp_path: Path) -> None:
         "  socket 0, node 0, 549.8 GB  CPUs 0-55    rank 0: 55 threads, 1 core kept free",
         "  socket 1, node 1, 549.8 GB  CPUs 56-111  rank 1: 55 threads, 1 core kept free",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "command", "said"),
+    [
+        ("two sockets", {}, ("qa", "--do_train"), "a step has 2 times the rows of one process"),
+        ("sub-NUMA clusters", {}, ("lm",), "a step has 8 times the rows of one process"),
+        ("two sockets", {"nproc_per_node": "2"}, ("qa", "--do_train"), None),
+        ("two sockets", {}, ("predict",), None),
+        ("two sockets", {}, (), None),
+        ("one socket", {}, ("qa", "--do_train"), None),
+    ],
+)
+def test_the_plan_says_that_ranks_which_nobody_asked_for_make_a_step_larger(
+    name: str, options: dict[str, str], command: tuple[str, ...], said: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    own = usable(name, tmp_path)
+    monkeypatch.setattr(topology, "read", lambda cpus: own)
+    monkeypatch.setattr(cpu, "usable_cpus", lambda: {one for core in own.cores for one in core.cpus})
+    monkeypatch.setattr(cpu, "quota_cores", lambda: None)
+    asked = LaunchArguments(command=command, dry_run=True, **options)
+    assert run_launch(asked, HostsArguments(), COMMANDS, RANKED) == 0
+    told = capsys.readouterr().err
+    assert ("a step has" in told) == (said is not None)
+    assert (said or "") in told
+    assert max(map(len, told.splitlines()[1:])) <= 80
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -197,6 +197,105 @@ def test_embed_resumes_bitwise_and_refuses_changes(
         assert said in capsys.readouterr().err
 
 
+def test_allowed_changes_of_settings_take_effect(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out, resumed = (
+        write(tmp_path / "data.csv", {"a": texts(1), "b": texts(2)}),
+        tmp_path / "out",
+        tmp_path / "new",
+    )
+    words = ["embed", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--save_strategy", "steps", "--save_steps", 5, "--output_dir"]  # fmt: skip
+    whet(*words, out)
+    resumed.mkdir()
+    shutil.copytree(out / "checkpoint-5", resumed / "checkpoint-5")
+    words += [resumed, "--resume_from_checkpoint", "auto", "--learning_rate", 1e-2]
+    capsys.readouterr()
+    whet(*words, code=78)
+    assert "--resume_allow_changes learning_rate" in capsys.readouterr().err
+    whet(*words, "--resume_allow_changes", "learning_rate")
+
+    def logged(folder: Path, name: str) -> list[float]:
+        state = json.loads((folder / "trainer_state.json").read_text("utf-8"))
+        return [entry[name] for entry in state["log_history"] if "loss" in entry]
+
+    old, new = logged(out, "learning_rate"), logged(resumed, "learning_rate")
+    assert new[:5] == old[:5]
+    np.testing.assert_allclose(new[5:], [10 * one for one in old[5:]], rtol=1e-6)
+    old, new = logged(out, "loss"), logged(resumed, "loss")
+    assert new[:6] == old[:6]
+    assert abs(new[6] - old[6]) > 1e-4  # the update of step 6 was another one
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_changes_that_the_trainer_would_not_carry_out_are_refused(
+    task: str, encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "data.csv", {"one": texts(1), "two": texts(2), "fits": scores()})
+    words = [task, "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--max_steps", 1, "--save_strategy", "steps", "--output_dir", tmp_path / "out"]  # fmt: skip
+    whet(*words)
+    words += ["--resume_from_checkpoint", "auto"]
+    for change in ("--optim sgd", "--per_device_train_batch_size 4 --learning_rate 1e-2"):
+        capsys.readouterr()
+        whet(*words, *change.split(), code=78)
+        told = capsys.readouterr().err
+        assert "use the settings of the checkpoint" in told
+        assert "--resume_allow_changes" not in told
+    for name in ("optim", "rows_per_step"):
+        whet(*words, "--resume_allow_changes", f"learning_rate,{name}", code=78)
+        assert f"cannot resume with another {name}" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_overwriting_removes_the_checkpoints_of_the_earlier_run(
+    task: str, encoder_folder: Path, tmp_path: Path
+) -> None:
+    data, out = write(tmp_path / "data.csv", {"one": texts(1), "two": texts(2), "fits": scores()}), tmp_path / "out"
+    words = [task, "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--output_dir", out, "--overwrite_output_dir"]  # fmt: skip
+    saving = ["--save_strategy", "steps", "--save_steps", 5]
+    missing = {"embed": "cosine_ndcg@10", "rerank": "ndcg@10"}[task]  # which pairs with scores have not
+
+    def steps() -> set[int]:
+        return {int(path.name.removeprefix("checkpoint-")) for path in out.rglob("checkpoint-*")}
+
+    whet(*words, *saving)
+    assert steps() == {5, 10, 12}
+    whet(*words, *saving, "--do_eval", "--validation_file", data, "--metric_for_best_model", missing,
+         "--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", 5, code=78)  # fmt: skip
+    assert steps() == {5, 10, 12}, "a run that was refused has changed nothing"
+    whet(*words, *saving, "--resume_from_checkpoint", "auto", "--max_steps", 13)
+    assert steps() == {5, 10, 12, 13}, "a run that resumes keeps its own"
+    whet(*words, "--max_steps", 2)
+    assert steps() == set(), "no later run resumes what was overwritten"
+
+
+def test_record_ends_when_the_run_does(encoder_folder: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / "data.csv", {"query": texts(1), "answer": texts(2)}), tmp_path / "out"
+    words = ["embed", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--max_steps", 2, "--output_dir", out, "--overwrite_output_dir"]  # fmt: skip
+
+    def recorded() -> list[dict[str, Any]]:
+        lines = lines_of(out / "run.jsonl")
+        return lines[max(n for n, line in enumerate(lines) if line["event"] == "begin") :]
+
+    whet(*words, "--do_eval", "--validation_file", data)
+    begin, *_, judged, end = recorded()
+    assert begin["data"]["rows"] == N_ROWS
+    assert begin["machine"]["cores"]
+    assert judged["event"] == "evaluation"
+    assert [line["status"] for line in recorded() if line["event"] == "end"] == ["finished"]
+    assert end["metrics"].keys() >= {"train_loss", "eval_cosine_ndcg@10", "start_cosine_ndcg@10"}
+    (out / "README.md").unlink()
+    (out / "README.md" / "in the way").mkdir(parents=True)
+    whet(*words, code=74)
+    *_, end = recorded()
+    assert (end["event"], end["status"]) == ("end", "failed")
+    assert "README.md" in end["error"]
+
+
 def test_folder_used_again_has_the_results_of_one_model(encoder_folder: Path, tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.csv", {"query": texts(1), "answer": texts(2)})
     scored = write(tmp_path / "scored.csv", {"one": texts(1), "two": texts(2), "fits": scores()})

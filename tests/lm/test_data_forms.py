@@ -241,6 +241,7 @@ def test_page_lists_each_form_that_is_read_once_in_this_order() -> None:
 
 
 _CHOSEN, _REJECTED = [user(), assistant()], [user(), assistant("a gull")]
+_TRANSFER = '{"from": "Ann", "to": "Bob", "value": "7"}'
 
 
 @pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl"])
@@ -251,8 +252,21 @@ _CHOSEN, _REJECTED = [user(), assistant()], [user(), assistant("a gull")]
         ({"prompt": json.dumps(user()), "chosen": json.dumps(assistant()), "rejected": json.dumps(_REJECTED[1])}, PAIR),
         ({"prompt": json.dumps([user()], indent=1), "completion": json.dumps(assistant())}, (PLAIN,)),
         ({"prompt": ASK, "completion": '{"port": "Oslo"}'}, (f'{ASK}«{{"port": "Oslo"}}»',)),
+        ({"prompt": ASK, "completion": _TRANSFER}, (f"{ASK}«{_TRANSFER}»",)),
+        ({"prompt": ASK, "completion": json.dumps(assistant())}, (f"{ASK}«{json.dumps(assistant())}»",)),
+        ({"prompt": _TRANSFER, "completion": ASK}, (f"{_TRANSFER}«{ASK}»",)),
+        ({"prompt": ASK, "chosen": _TRANSFER, "rejected": ASK}, (f"{ASK}«{_TRANSFER}»", f"{ASK}«{ASK}»")),
     ],
-    ids=["ultrafeedback", "one message each", "completion", "no messages"],
+    ids=[
+        "ultrafeedback",
+        "one message each",
+        "completion",
+        "no messages",
+        "other fields",
+        "a message to write",
+        "other fields in the prompt",
+        "other fields in a pair",
+    ],
 )
 def test_messages_as_json_text_are_messages(
     row: dict[str, str], wanted: tuple[str, ...], file: str, tokenizer: Any, tmp_path: Path
@@ -261,6 +275,19 @@ def test_messages_as_json_text_are_messages(
     path = (write_csv if file.endswith("csv") else write_lines)(tmp_path / file, [row])
     found = read_file(path, None, limit=None, skip_bad=False, pairs=pairs)
     assert marked(in_pairs(found) if pairs else found, tokenizer) == [*wanted]
+
+
+@pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl"])
+def test_a_prompt_of_messages_next_to_a_text_is_refused_in_csv_alone(file: str, tokenizer: Any, tmp_path: Path) -> None:
+    """A file of JSON has lists for messages, so that a text there is a text; a cell of CSV has no other way."""
+    row = {"prompt": json.dumps([user()]), "completion": "a gull"}
+    path = (write_csv if file.endswith("csv") else write_lines)(tmp_path / file, [row])
+    if file.endswith("csv"):
+        with pytest.raises(DataError, match="both are texts, or both are lists of messages"):
+            read_file(path, None, limit=None, skip_bad=False)
+    else:
+        found = read_file(path, None, limit=None, skip_bad=False)
+        assert marked(found, tokenizer) == [f"{row['prompt']}«a gull»"]
 
 
 @pytest.mark.parametrize("text", [str([assistant()]), json.dumps([assistant()])[:-2]], ids=["of Python", "cut"])

@@ -241,11 +241,20 @@ def draw_new_layers(model: nn.Module, n_blocks: int, seed: int) -> str:
 def draw_by_recipe(model: nn.Module, n_blocks: int, seed: int) -> str:
     """As `draw_new_layers`, for a recipe: a model that it does not go with keeps its weights, and the log says why."""
     try:
-        if type(ModelView(model).model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        if _is_decoder(ModelView(model).model):
             raise _refusal(model, n_blocks, "it was measured for encoders alone", "leave --reinit_layers out")
         return draw_new_layers(model, n_blocks, seed)
     except ConfigError as error:
         return f"the recipe's reinit_layers {n_blocks} is left out: {error.problems[0].why}"
+
+
+def _is_decoder(model: nn.Module) -> bool:
+    """Return whether tokens of the model see earlier ones alone, whatever its head."""
+    family = of_classes(model)
+    if family is not None and family.causal:
+        return True
+    is_causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    return is_causal or type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _chosen(model: nn.Module, n_blocks: int) -> list[nn.Module]:

@@ -37,11 +37,14 @@ class RecordCallback(TrainerCallback):
     """Records a training in `run.jsonl` of its output folder, for `whet watch` and `whet report`; rank 0 writes.
 
     `report_html`: write `report.html` next to it when the training ends, and after each evaluation that follows.
-    `facts` are added to what the record begins with.
+    `facts` are added to what the record begins with. `recorder` is that of a run that does more than train: it knows
+    what the record begins with, and writes the last line and the report after that.
     """
 
-    def __init__(self, report_html: bool = True, facts: Mapping[str, Any] | None = None) -> None:
-        self._report_html, self._added = report_html, dict(facts or {})
+    def __init__(
+        self, report_html: bool = True, facts: Mapping[str, Any] | None = None, recorder: record.Recorder | None = None
+    ) -> None:
+        self._report_html, self._added, self._of_run = report_html, dict(facts or {}), recorder
         self._recorder: record.Recorder | None = None
         self._clock = Clock()
         self._trains = False
@@ -53,7 +56,9 @@ class RecordCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         rows = getattr(known.get("train_dataloader"), "dataset", None)
-        self._recorder = record.Recorder(args.output_dir, _facts(args, known.get("model"), rows) | self._added)
+        self._recorder = self._of_run or record.Recorder(
+            args.output_dir, _facts(args, known.get("model"), rows) | self._added
+        )
         self._clock = Clock(lambda: _ahead(args, state))
         self._trains, self._first, self._metrics = True, state.global_step, {}
         self._recorder.begin(state)
@@ -129,6 +134,9 @@ class RecordCallback(TrainerCallback):
 
     def _end(self, args: Any, status: str, error: BaseException | None = None) -> None:
         if self._recorder is None:
+            return
+        self._recorder.training_ends()
+        if self._of_run is not None:
             return
         self._recorder.end(status, error=error, metrics=self._metrics)
         if self._report_html and status != "stopped":

@@ -7,7 +7,7 @@ one that every task honours, is checked when they have run: a setting that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -101,6 +101,8 @@ class Task:
     """Whether the smallest of this metric is the best."""
     by_engine: bool = True
     """Whether whet's engine trains its models; else a library's trainer does, of which no plan is made."""
+    may_change: Collection[str] | None = None
+    """The names in `resume_allow_changes` whose change its trainer carries out; None: all, and others are refused."""
     predict_takes: Mapping[str, Needs | None] = field(default_factory=dict)
     """The options of `whet predict` that `predict` honours besides those that each task does, with what they need; the
     others are refused."""
@@ -121,7 +123,23 @@ class Task:
         some = (*HONOURED_BY_CALLS, *HONOURED_BY_LOSSES)
         refused = [name for name in some if name not in self.takes and is_set(name, job, args)]
         rules = (*JOB_RUN_RULES, best_metric_among(self.metrics), *self.rules)
-        return [*([self._ignores(refused, job, args)] if refused else []), *broken(rules, job, args)]
+        problems = [self._ignores(refused, job, args)] if refused else []
+        return [*problems, *self._kept(args), *broken(rules, job, args)]
+
+    def _kept(self, args: TrainingArguments) -> list[Problem]:
+        """Return the problem of settings that a resumed run would take from the checkpoint, whatever is allowed."""
+        known = self.may_change
+        if known is None or not (kept := [name for name in args.resume_allow_changes if name not in known]):
+            return []
+        return [
+            Problem(
+                what=f"a run of whet {self.name} cannot resume with another {' and another '.join(kept)}",
+                got=f"resume_allow_changes={','.join(args.resume_allow_changes)}",
+                why=f"its trainer would go by the checkpoint; what may change is {', '.join(known)}",
+                fix=f"leave {' and '.join(kept)} out of --resume_allow_changes; or start a new run in another "
+                "--output_dir",
+            )
+        ]
 
     def unread(self, asked: PredictArguments, reading: Mapping[str, Any]) -> list[Problem]:
         """Return the problems of options of `whet predict` that change nothing for a model with this reading."""
@@ -172,7 +190,7 @@ class Task:
 
         from whet.store import restore
 
-        restore.check_early(args)
+        restore.check_early(args, self.may_change)
         set_seed(args.seed)
         with self._reading(job, (*_BY_PREPARE, *self.takes)) as seen:
             made = self.prepare(seen, args, examples)

@@ -23,6 +23,14 @@ def drawn(host: str, topology: Topology, ranks: Sequence[RankPlan], first_rank: 
     return [head, *(f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)]
 
 
+def rows_of_step(n_ranks: int) -> list[str]:
+    """Return the lines that say how many rows a step of a training by whet has on so many ranks."""
+    return [
+        f"  a step has {n_ranks} times the rows of one process: each rank takes its own",
+        "  (--nproc_per_node 1 keeps the step)",
+    ]
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Return numbers as 0-3,8."""
     parts: list[list[int]] = []

@@ -51,6 +51,8 @@ class Plan:
     """This machine's address on the network that leads to node 0, "" on one machine or without a route."""
     interface: str | None
     """The interface that leads to the other ranks; None if it is not known."""
+    shares_step: bool = False
+    """Whether this machine's ranks, whose number nobody asked for, train one model by a command of whet."""
 
 
 def run_launch(
@@ -116,7 +118,8 @@ def planned(
     preload = choose_libraries(asked.memory_allocator, asked.openmp)
     if several.nnodes == 1:
         meeting = Meeting(port=several.master_port)
-        return Plan(asked, line, own, ranks, preload, meeting, first_rank, "", "lo")
+        shares_step = n_ranks is None and len(ranks) > 1 and asked.command[:1] != () and asked.command[0] in ranked
+        return Plan(asked, line, own, ranks, preload, meeting, first_rank, "", "lo", shares_step)
     meeting = Meeting(
         several.master_addr or "", several.master_port or _USUAL_PORT, several.nnodes, several.node_rank,
         several.join_timeout_s,
@@ -128,7 +131,8 @@ def planned(
 def show(plan: Plan) -> None:
     """Print the plan."""
     quota, cores = cpu.quota_cores(), plan.topology.cores
-    for line in picture.drawn(platform.node(), plan.topology, plan.ranks, plan.first_rank):
+    lines = picture.drawn(platform.node(), plan.topology, plan.ranks, plan.first_rank)
+    for line in [*lines, *(picture.rows_of_step(len(plan.ranks)) if plan.shares_step else [])]:
         print(line, file=sys.stderr)
     if quota is not None and quota < len(cores):
         rank.say(f"  a cgroup grants {quota:g} of these cores: threads are fewer, and not bound to single cores")

@@ -10,7 +10,7 @@ from torch import nn
 from whet.config.methods import MethodSettings
 from whet.kernels.library import library
 from whet.methods import fuse, order
-from whet.models.known import Verdict
+from whet.models.known import Verdict, known
 from whet.models.loading.heads import CAUSAL_LM, OF_ENCODERS, Head, head_named
 from whet.models.loading.load import ModelSource, load_config, load_model
 from whet.models.packable import why_padded
@@ -55,8 +55,7 @@ class ModelFindings:
 def examine(name: str) -> ModelFindings:
     """Return what training would do with the model; raises WhetError if it cannot be loaded."""
     source = ModelSource(model=name, flag="MODEL")
-    head = head_named(load_config(source).architectures, (*OF_ENCODERS, CAUSAL_LM))
-    model: Any = load_model(source, head or _ENCODER)
+    model: Any = load_model(source, _head_in(load_config(source)) or _ENCODER)
     verdict = prove.ensure(model)
     why = why_padded(model)
     reads = _prepare(model, packed=why is None)
@@ -74,6 +73,13 @@ def examine(name: str) -> ModelFindings:
         called={} if packed is None or not fused else fuse.called(packed),
         isa=native.isa if native is not None and fused else None,
     )
+
+
+def _head_in(config: Any) -> Head | None:
+    """Return the head that the configuration names; None for any other, and for one of next tokens on an encoder."""
+    head, family = head_named(config.architectures, (*OF_ENCODERS, CAUSAL_LM)), known().get(config.model_type)
+    is_decoder = family is not None and family.causal
+    return None if head is CAUSAL_LM and not is_decoder else head
 
 
 def _how(model: Any, verdict: Verdict | None) -> str:

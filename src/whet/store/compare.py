@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,9 +131,16 @@ def require_same(args: TrainingArguments, identity: Mapping[str, Any], folder: P
     return set(lines)
 
 
-def require_same_settings(args: TrainingArguments, folder: Path) -> None:
-    """Raise ConfigError with the settings that must not differ but do; needs neither model nor data."""
-    _refuse(dict(_settings(args, folder)), args, folder)
+def require_same_settings(
+    args: TrainingArguments, folder: Path, allowable: Collection[str] | None = None
+) -> dict[str, str]:
+    """Return the allowed differences in settings, in words; raises ConfigError for the others.
+
+    Needs neither model nor data. `allowable` are the settings whose change the error may say how to allow; None: all.
+    """
+    lines = dict(_settings(args, folder))
+    _refuse(lines, args, folder, allowable)
+    return lines
 
 
 def config_digest(settings: Mapping[str, Any], n_ranks: int, identity: Mapping[str, Any]) -> str:
@@ -152,13 +159,16 @@ def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
     return wanted & group.keys()
 
 
-def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> None:
+def _refuse(
+    lines: Mapping[str, str], args: TrainingArguments, folder: Path, allowable: Collection[str] | None = None
+) -> None:
     allowed = set(args.resume_allow_changes)
     if "optim" in allowed:
         allowed.add(OPTIMIZER)
     refused = {name: text for name, text in lines.items() if name not in allowed}
     if refused:
-        raise _refusal(folder, refused, args.resume_allow_changes)
+        may_be_allowed = _WEIGHTS not in refused and (allowable is None or refused.keys() <= {*allowable})
+        raise _refusal(folder, refused, args.resume_allow_changes, may_be_allowed=may_be_allowed)
 
 
 def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
@@ -199,16 +209,16 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any], folder: Path) -> d
     return found
 
 
-def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -> ConfigError:
+def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str], *, may_be_allowed: bool) -> ConfigError:
     """Return the error; its fix keeps the changes that are already allowed."""
-    names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
+    names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused]
     allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
     return ConfigError(
         what=f"the run of {folder.name} cannot resume with other settings: {', '.join(refused)}",
         got="; ".join(refused.values()),
         why="its loss curve would be that of neither setting; only the length of the run may change freely",
         fix="use the settings of the checkpoint; or start a new run in another --output_dir, without "
-        "--resume_from_checkpoint" + ("" if _WEIGHTS in refused else allow),
+        "--resume_from_checkpoint" + (allow if may_be_allowed else ""),
     )
 
 

@@ -82,6 +82,7 @@ class SchedulePart:
             rates = zip(self._optimizer.param_groups, self._scheduler.base_lrs, self._scheduler.lr_lambdas, strict=True)
             for group, base, share in rates:
                 group["lr"] = base * share(self._scheduler.last_epoch)
+            self._scheduler._last_lr = [group["lr"] for group in self._optimizer.param_groups]
 
 
 class OptimizerState:

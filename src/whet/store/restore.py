@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,11 @@ def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Ranks) -> Pa
     return folder
 
 
-def check_early(args: TrainingArguments) -> None:
+def check_early(args: TrainingArguments, allowable: Collection[str] | None = None) -> None:
     """Refuse settings that a resumed run must not change, before the model and the data are loaded.
 
-    Large files of the checkpoint are not read here, so damage in them is reported later.
+    `allowable` as in `compare.require_same_settings`. Large files of the checkpoint are not read here, so damage in
+    them is reported later.
     """
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
@@ -70,7 +71,7 @@ def check_early(args: TrainingArguments) -> None:
     if folder is not None:
         find.require_complete(folder)
         with _refusing_unreadable(folder):
-            compare.require_same_settings(compare.with_step_of(folder, args, here().n_ranks), folder)
+            compare.require_same_settings(compare.with_step_of(folder, args, here().n_ranks), folder, allowable)
 
 
 def precision_of(folder: Path) -> str:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "scratch.h"
 #include "vec.h"
 
 namespace whet {
@@ -17,7 +18,7 @@ class Pieces {
   Pieces(const int64_t* sizes, int64_t n_tensors)
       : sizes_(sizes),
         n_tensors_(n_tensors),
-        first_(static_cast<int64_t*>(std::malloc(static_cast<size_t>(n_tensors + 1) * sizeof(int64_t)))) {
+        first_(static_cast<int64_t*>(claim(static_cast<size_t>(n_tensors + 1) * sizeof(int64_t)))) {
     first_[0] = 0;
     for (int64_t i = 0; i < n_tensors; ++i) first_[i + 1] = first_[i] + (sizes[i] + kChunk - 1) / kChunk;
   }

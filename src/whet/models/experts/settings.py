@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
+from whet.system import rename
 
 KEY = "whet_experts"
 """The entry of a model's configuration."""
@@ -113,11 +114,13 @@ def mark_saved(folder: Path, config: Any) -> None:
     says so.
     """
     path = folder / "config.json"
-    if getattr(config, KEY, None) is None or not path.exists():  # of several processes, one writes
+    if getattr(config, KEY, None) is None or not path.exists():
         return
     values = json.loads(path.read_text("utf-8"))
     values["model_type"] = f"{PREFIX}{values['model_type'].removeprefix(PREFIX)}"
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
+    unfinished = path.with_name(f".{path.name}.partial")  # others may read the folder
+    unfinished.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
+    rename(unfinished, path, replaces=True)
 
 
 def unmarked(values: Mapping[str, Any]) -> dict[str, Any]:

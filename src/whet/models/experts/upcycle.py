@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from whet.models.experts import settings as kept
 from whet.models.experts.layer import ExpertShape, SparseFeedForward, layers_of
 from whet.models.experts.settings import ExpertSettings
 from whet.models.family import FeedForward
+from whet.models.forwards import bind
 from whet.models.view import ModelView
 
 _ROUTER_STD = 0.02
@@ -69,10 +69,10 @@ def replace_parts(model: Any, settings: ExpertSettings, *, copied: bool) -> None
         )
     for block in sparse:
         _replace(block, parts, settings, copied=copied)
-    model.save_pretrained = MethodType(_save_as_sparse, model)
+    model.save_pretrained = bind(_save_as_sparse, model)
 
 
-def _save_as_sparse(model: Any, save_directory: Any, *given: Any, **options: Any) -> None:
+def _save_as_sparse(model: Any, save_directory: Any, is_main_process: bool = True, *given: Any, **options: Any) -> None:
     """Save the model as its class does, and name it as one with experts (`mark_saved`)."""
     if options.get("push_to_hub"):
         raise ConfigError(
@@ -81,8 +81,9 @@ def _save_as_sparse(model: Any, save_directory: Any, *given: Any, **options: Any
             why="it would upload config.json before that names the experts, and others would load a dense model",
             fix="save it first, then call model.push_to_hub(NAME)",
         )
-    type(model).save_pretrained(model, save_directory, *given, **options)
-    kept.mark_saved(Path(save_directory), model.config)
+    type(model).save_pretrained(model, save_directory, is_main_process, *given, **options)
+    if is_main_process:  # the one that writes config.json
+        kept.mark_saved(Path(save_directory), model.config)
 
 
 def _again(model: Any, before: ExpertSettings, settings: ExpertSettings) -> Any:

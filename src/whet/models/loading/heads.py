@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -82,6 +83,8 @@ EMBEDDING = Head(
     command="whet embed",
     peft="FEATURE_EXTRACTION",
 )
+_OLDER = re.compile("(?<!With)LMHeadModel$")
+"""The ending in older families, such as GPT-2; a FlaubertWithLMHeadModel fills in masked words."""
 OF_ENCODERS = (QUESTION_ANSWERING, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)
 
 
@@ -89,5 +92,5 @@ def head_named(architectures: object, known: Iterable[Head] = OF_ENCODERS) -> He
     """Return which of these heads a configuration's `architectures` names; None for any other."""
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     names = [name.removesuffix("Simple") for name in names]  # FlaubertForQuestionAnsweringSimple, next to its beam head
-    names = [name.replace("LMHeadModel", CAUSAL_LM.ending) for name in names]  # of older families, such as GPT-2
+    names = [_OLDER.sub(CAUSAL_LM.ending, name) for name in names]
     return next((head for head in known for name in names if head.ending and name.endswith(head.ending)), None)

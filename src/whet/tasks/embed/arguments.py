@@ -33,6 +33,11 @@ HONOURED = frozenset({
     "log_level", "report_to", "run_name", "logging_dir", "disable_tqdm", *UPLOAD,
 })  # fmt: skip
 """Settings of a training that these commands carry out."""
+MAY_CHANGE = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed", "precision", "data",
+)  # fmt: skip
+"""What may be another in a resumed run, by `resume_allow_changes`: `_TrainerOfCommand` gives these their effect."""
 PRIMARY = "primary_metric"
 """The metric that sentence-transformers judges a model by: NDCG@10 of a search, Spearman's correlation of scores."""
 SEARCH_METRICS = (

@@ -7,13 +7,15 @@ batches are never trained. Here the number is that of the first epoch, and each 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from heapq import heappop, heappush
 
 import torch
 from torch.utils.data import BatchSampler
 
+_NO_TEXT = -1
 _FEWER = 0.8
 """A mean batch below this share of the expected one is worth a line."""
 
@@ -41,10 +43,10 @@ class DistinctTexts(BatchSampler):
         Another order of the rows may fill more or fewer batches than the first. Fewer become as many by halving the
         longest; more would be left over, so that the batches of the first epoch come again, in another order.
         """
-        batches, n_wanted = self._filled(self.epoch), len(self)
+        batches, n_wanted = self._filled(self.epoch) if self.epoch else self._first, len(self)
         if len(batches) > n_wanted or (len(batches) < n_wanted and self.drop_last):
-            first = self._filled(0)
-            batches = [first[n] for n in torch.randperm(n_wanted, generator=self._generator(self.epoch)).tolist()]
+            order = torch.randperm(n_wanted, generator=self._generator(self.epoch)).tolist()
+            batches = [self._first[n] for n in order]
         while len(batches) < n_wanted:
             at = max(range(len(batches)), key=lambda n: len(batches[n]))
             half = len(batches[at]) // 2
@@ -54,7 +56,12 @@ class DistinctTexts(BatchSampler):
     @cached_property
     def sizes(self) -> list[int]:
         """The rows of each batch of the first epoch."""
-        return [len(batch) for batch in self._filled(0)]
+        return [len(batch) for batch in self._first]
+
+    @cached_property
+    def _first(self) -> list[list[int]]:
+        """The batches of the first epoch."""
+        return self._filled(0)
 
     def notes(self, *, needs_others: bool) -> list[str]:
         """Return what people should know of the batches, of which there is one at least.
@@ -85,21 +92,39 @@ class DistinctTexts(BatchSampler):
         return torch.Generator().manual_seed(self.seed + epoch)
 
     def _batches(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Yield batches of the first rows that share no text; the others wait for a later batch, in their order."""
-        waiting, rest = iter([]), iter(order)
+        """Yield batches of the first rows that share no text; the others wait for a later batch, in their order.
+
+        A row waits for one text that the batch holds, and while it does nobody looks at it. Of those that wait for a
+        free text the first one alone is a candidate: usually a batch looks at few rows more than it takes.
+        """
+        rest = ((place, row, _NO_TEXT) for place, row in enumerate(order))
+        waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Text -> a heap of (place in the order, row)."""
+        candidates: list[tuple[int, int, int]] = []
+        """A heap of the same with the text that the row waited for; all of them are before the rest."""
+
+        def look_again(text: int) -> None:
+            if rows := waiting.get(text):
+                heappush(candidates, (*heappop(rows), text))
+
         while True:
             batch: list[int] = []
             held: set[int] = set()
-            passed: list[int] = []
-            for row in chain(waiting, rest):
-                if not held.isdisjoint(self._texts[row]):
-                    passed.append(row)
-                    continue
-                batch.append(row)
-                held.update(self._texts[row])
-                if len(batch) == self.batch_size:
+            while len(batch) < self.batch_size:
+                found = heappop(candidates) if candidates else next(rest, None)
+                if found is None:
                     break
+                place, row, awaited = found
+                blocking = awaited if awaited in held else next((one for one in self._texts[row] if one in held), None)
+                if blocking is None:
+                    batch.append(row)
+                    held.update(self._texts[row])
+                    continue
+                heappush(waiting[blocking], (place, row))
+                if blocking != awaited:
+                    look_again(awaited)
             if not batch:
                 return
             yield batch
-            waiting = iter([*passed, *waiting])
+            for text in held:
+                look_again(text)

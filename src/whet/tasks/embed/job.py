@@ -28,6 +28,7 @@ from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
+from whet.hf.state import OPTIMIZER, SCHEDULER, read_state
 from whet.hf.trainer import Trainer
 from whet.jobs import hub_upload
 from whet.jobs.judging import write
@@ -41,8 +42,19 @@ from whet.models.loading.quiet import quiet
 from whet.own_loop.changes import changes
 from whet.precision import compare as formats
 from whet.store import compare, find
+from whet.store.optimizer import OptimizerPart, SchedulePart
 from whet.store.weights import count_weights
-from whet.tasks.embed.arguments import CACHED, HONOURED, IN_BATCH, PRIMARY, EmbedArguments, PairFields, RerankArguments
+from whet.store.write import remove_all
+from whet.tasks.embed.arguments import (
+    CACHED,
+    HONOURED,
+    IN_BATCH,
+    MAY_CHANGE,
+    PRIMARY,
+    EmbedArguments,
+    PairFields,
+    RerankArguments,
+)
 from whet.tasks.embed.batches import DistinctTexts
 from whet.tasks.embed.folders import class_of_folder
 from whet.tasks.embed.judging import PairJudge, judge_embedder, judge_reranker
@@ -58,6 +70,7 @@ from whet.tasks.embed.models import (
 from whet.tasks.embed.pairs import Pairs
 from whet.watch import files as output_files
 from whet.watch import printing, progress, record, results, run_log, stop
+from whet.watch.events import FirstStep
 
 _IDENTITY = "pairs.json"
 """The file of a checkpoint with the settings and the data of its run."""
@@ -440,6 +453,19 @@ class _TrainerOfCommand(Trainer):
         finally:
             self._compute_in(self.products)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore both from the checkpoint; settings that may change keep the values of this run."""
+        folder = None if checkpoint is None else Path(checkpoint)
+        changed = {} if folder is None else compare.require_same_settings(self.asked, folder, MAY_CHANGE)
+        if folder is None or not changed:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        for text in changed.values():
+            logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        OptimizerPart(inner, self.model, changed.keys()).load_state(read_state(folder, OPTIMIZER) or {})
+        SchedulePart(inner, self.lr_scheduler, changed.keys()).load_state(read_state(folder, SCHEDULER) or {})
+
     def _write_model(self, state_dict: Any, folder: Path) -> None:
         super()._write_model(state_dict, folder)
         if self._saving_to is not None and self.args.should_save:
@@ -512,14 +538,13 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         "greater_is_better": True,
         "eval_strategy": args.eval_strategy if args.do_train else "no",
     }
-    facts = _facts(job, args, plan)
     trainer = kind(
         model=plan.model,
         args=args_kind(**given),
         train_dataset=None if plan.columns is None else Dataset.from_dict(plan.columns),
         loss=plan.loss,
         evaluator=plan.judge and plan.judge.evaluator,
-        callbacks=[_Lines(), RecordCallback(report_html=False, facts=facts)],
+        callbacks=[_Lines()],
     )
     for shown in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(shown)
@@ -552,11 +577,13 @@ def _facts(job: PairFields, args: TrainingArguments, plan: _Plan) -> dict[str, A
         "command": None if command is None else command.text,
         "task": plan.task,
         "settings": settings_with_sources(job, args, sources),
+        "machine": record.machine(),
         "model": {
             "name": job.model_name_or_path,
             "parameters": count_weights(plan.model),
             "trainable": count_weights(plan.model, trained=True),
         },
+        "data": None if plan.columns is None else {"rows": len(next(iter(plan.columns.values()))), "tokens": None},
     }
 
 
@@ -602,7 +629,7 @@ def _digest(pairs: Pairs) -> str:
 def _to_resume(args: TrainingArguments) -> Path | None:
     """Return the checkpoint that the training will resume from; None: it begins."""
     asked = args.resume_from_checkpoint
-    if not args.do_train or not asked:
+    if not args.do_train or not asked or asked == "no":
         return None
     return find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
 
@@ -620,11 +647,12 @@ def _require_same(args: TrainingArguments, identity: Mapping[str, Any]) -> None:
     ]
     other_data = before.get("data") != now["data"] and "data" not in args.resume_allow_changes
     if changed or other_data:
+        allow = ",".join([*args.resume_allow_changes, "data"])
         raise ConfigError(
             what=f"{path.parent} is a checkpoint of another run",
             got="; ".join([*changed, *(["the pairs of the training are others"] if other_data else [])]),
             why="a run resumes with the settings and the data that it began with: its loss curve would be neither's",
-            fix="use those, or another --output_dir" + ("; or --resume_allow_changes data" if not changed else ""),
+            fix="use those, or another --output_dir" + (f"; or --resume_allow_changes {allow}" if not changed else ""),
         )
 
 
@@ -697,8 +725,6 @@ class PairRun:
     worst: Sequence[str] = ()
     upload: hub_upload.Upload | None = None
     """What uploads its checkpoints, and the trained model after it."""
-    _recorder: record.Recorder | None = None
-    """Of a run that only judges."""
     _files: Sequence[str] = ()
     """What was written of the examples of the validation split."""
 
@@ -710,24 +736,18 @@ class PairRun:
     def run(self) -> dict[str, Any]:
         """Evaluate, train, evaluate again; write the model and every result; return all metrics."""
         stop.defer_signals()
-        with run_log.written_to(self.args.output_dir), self._recorded():
+        with run_log.written_to(self.args.output_dir), self._recorder.ends(self.metrics):
             return self._run()
 
     @cached_property
     def _before(self) -> UsedAgain:
         return UsedAgain(self.args.output_dir)
 
-    @contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Record a run that only judges; the trainer records a training."""
-        if self.args.do_train or not self.args.should_save:
-            yield
-            return
-        is_other = self._before.judging(self.asked)
+    @cached_property
+    def _recorder(self) -> record.Recorder:
+        is_other = not self.args.do_train and self._before.judging(self.asked)
         more = {record.OTHER_MODEL: True} if is_other else {}
-        self._recorder = record.Recorder(self.args.output_dir, {**self.facts, "machine": record.machine(), **more})
-        with self._recorder.ends(self.metrics):
-            yield
+        return record.Recorder(self.args.output_dir, {**self.facts, **more})
 
     def _run(self) -> dict[str, Any]:
         args = self.args
@@ -738,7 +758,10 @@ class PairRun:
                 stop.check(lambda name: name)
             if args.do_train:
                 printing.show_wrapped(self.trainer.choose_products())
+                self.trainer.add_callback(RecordCallback(recorder=self._recorder))
                 self.trainer.add_callback(self._before.after_first_step())
+                if args.overwrite_output_dir and _to_resume(args) is None:  # until then the run could be refused
+                    self.trainer.add_callback(FirstStep(partial(remove_all, Path(args.output_dir))))
                 trained = self.trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
                 self._save(dict(trained.metrics))
             if args.do_eval:
@@ -746,7 +769,7 @@ class PairRun:
                 counts = self._list_worst()
                 found = {f"eval_{name}": value for name, value in self.after.items()}
                 found |= {f"start_{name}": value for name, value in self.before.items()}
-                if self._recorder is not None:
+                if not args.do_train:  # else its callback has recorded it
                     self._recorder.evaluation(0, found)
                 self._record("validation", found | counts | {"eval_samples": len(self.examples["validation"])})
                 if args.do_train:

@@ -10,6 +10,7 @@ from whet.jobs.command import training_command
 from whet.jobs.task import Needs, Task, lazily
 from whet.models.loading.heads import EMBEDDING, SEQUENCE_CLASSIFICATION
 from whet.tasks.embed.arguments import (
+    MAY_CHANGE,
     PRIMARY,
     RUN_RULES,
     SIMILARITIES,
@@ -54,6 +55,7 @@ _SHARED: dict[str, Any] = {
     "tables": lazily(__name__, "job", "tables"),
     "shown": {"train_samples_per_second": ("pairs a second", "{:,.2f}")},
     "by_engine": False,
+    "may_change": MAY_CHANGE,
     "predict_takes": {
         **dict.fromkeys(("text_column_names", "text_pair_column_names", "csv_delimiter")),
         **dict.fromkeys(("corpus_file", "max_seq_length")),

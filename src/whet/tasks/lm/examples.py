@@ -37,6 +37,7 @@ from whet.tasks.lm.messages import (
     checked_tools,
     learnt_flag,
     messages_in_cell,
+    seems_messages,
     turns,
     with_system,
     without_nulls,
@@ -469,7 +470,9 @@ def _masked(messages: list[dict[str, Any]], mask: Any, name: str) -> list[dict[s
 
 def _completion(row: Mapping[str, Any], columns: Columns) -> Any:
     read, unified = columns.read, columns.notation == "arrow"
-    row = _cells_as_messages(row, (read["prompt"], read["completion"]))
+    prompt, completion = (row.get(read[what]) for what in _BOTH)
+    if seems_messages(prompt) and (columns.notation == "csv" or seems_messages(completion)):  # else JSON to learn
+        row = _cells_as_messages(row, (read["prompt"], read["completion"]))
     if are_messages(row, read["prompt"], read["completion"]):
         prompt, completion = (checked_messages(row[read[what]], read[what], unified=unified) for what in _BOTH)
         return with_system(prompt, row.get(read["system"]), read["system"]) if "system" in read else prompt, completion
@@ -484,7 +487,9 @@ _BOTH = (PROMPT, COMPLETION)
 def _preference(row: Mapping[str, Any], columns: Columns) -> Any:
     """Return prompt, chosen and rejected completion of a row: texts, or lists of messages."""
     read, unified = columns.read, columns.notation == "arrow"
-    row = _cells_as_messages(row, (read.get("prompt"), read["chosen"], read["rejected"]))
+    answers = (read["chosen"], read["rejected"])
+    as_messages = columns.notation == "csv" or all(seems_messages(row.get(name)) for name in answers)
+    row = _cells_as_messages(row, (read.get("prompt"), *(answers if as_messages else ())))
     pair = {what: row.get(read[what]) for what in (CHOSEN, REJECTED)}
     pair = {what: [one] if isinstance(one, Mapping) else one for what, one in pair.items()}
     texts = all(isinstance(one, str) for one in pair.values())
@@ -511,7 +516,7 @@ _READERS: Mapping[Form, Callable[[Mapping[str, Any], Columns], Any]] = {
 
 
 def _cells_as_messages(row: Mapping[str, Any], names: Sequence[str | None]) -> Mapping[str, Any]:
-    """Return a row with the lists of messages that its texts hold as JSON; each text is looked at by itself."""
+    """Return a row with the lists of messages that these texts hold as JSON; each is looked at by itself."""
     return {**row, **{name: messages_in_cell(row[name], name) for name in names if name is not None and name in row}}
 
 

@@ -7,7 +7,7 @@ checks that the template shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,8 +111,11 @@ def checked_messages(found: Any, name: str, *, unified: bool = False) -> list[di
     return [_message(one, name, n, unified) for n, one in enumerate(found)]
 
 
-_WORDS_OF = {"role": ("content", "tool_calls", "function_call"), "from": ("value",)}
-"""How a message names its speaker -> how it names the words."""
+_WORDS_OF: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "role": {"content": (str, list), "tool_calls": list, "function_call": Mapping},
+    "from": {"value": str},
+}
+"""How a message names its speaker -> how it names the words, and what these are."""
 _BEGINNING = re.compile(r"""\s*(?:\[\s*)?\{\s*(['"])\w+\1\s*:""")
 """Of a list of objects, or of an object, in the notation of JSON or of Python."""
 
@@ -126,12 +129,33 @@ def messages_in_cell(cell: Any, name: str) -> Any:
         return cell
     found = _parsed(cell)
     if isinstance(found, str):
-        return _list_in_cell(cell, name) if _is_message(re.findall(r"""['"](\w+)['"]\s*:""", cell)) else cell
+        return _list_in_cell(cell, name) if _names_message(cell) else cell
     listed = [found] if isinstance(found, Mapping) else found
-    return listed if any(isinstance(one, Mapping) and _is_message(one) for one in listed) else cell
+    return listed if any(map(_is_message, listed)) else cell
 
 
-def _is_message(fields: Collection[str]) -> bool:
+def seems_messages(cell: Any) -> bool:
+    """Return whether this is a message or a list, or a text that `messages_in_cell` does not leave as it is."""
+    if not isinstance(cell, str):
+        return isinstance(cell, Mapping | list)
+    try:
+        return not isinstance(messages_in_cell(cell, ""), str)
+    except Rejected:
+        return True
+
+
+def _is_message(found: Any) -> bool:
+    """Return whether this is an object with a speaker that is known and with words: others have such fields, too."""
+    return isinstance(found, Mapping) and any(
+        str(found.get(speaker)).lower() in (*_ROLES, "developer")
+        and any(isinstance(found.get(name), kind_of) for name, kind_of in words.items())
+        for speaker, words in _WORDS_OF.items()
+    )
+
+
+def _names_message(cell: str) -> bool:
+    """Return whether a text that is no JSON names the fields of a message."""
+    fields = re.findall(r"""['"](\w+)['"]\s*:""", cell)
     return any(speaker in fields and any(one in fields for one in words) for speaker, words in _WORDS_OF.items())
 
 

@@ -65,7 +65,7 @@ class RelativeTables {
         panel_size(round_up(depth, 4) * ld),
         size(panel_size + (with_rows ? n * padded : 0)) {
     if (a.places == nullptr) return;
-    memory = static_cast<float*>(std::malloc(static_cast<size_t>(2 * a.heads * size) * sizeof(float)));
+    memory = static_cast<float*>(claim(static_cast<size_t>(2 * a.heads * size) * sizeof(float)));
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < 2 * a.heads; ++i) pack(i, with_rows);
   }

@@ -76,12 +76,12 @@ class DistanceSums {
         n_groups(n_rows ? (n_rows + per_group - 1) / per_group : 0) {
     if (a.places == nullptr) return;
     int64_t total = 0;
-    offsets = static_cast<int64_t*>(std::malloc(static_cast<size_t>(n_groups + 1) * sizeof(int64_t)));
+    offsets = static_cast<int64_t*>(claim(static_cast<size_t>(n_groups + 1) * sizeof(int64_t)));
     for (int64_t g = 0; g < n_groups; ++g) {
       offsets[g] = total;
       total += 2 * a.heads * width(g) * tables.padded;
     }
-    memory = static_cast<float*>(std::malloc(static_cast<size_t>(total + 1) * sizeof(float)));
+    memory = static_cast<float*>(claim(static_cast<size_t>(total + 1) * sizeof(float)));
   }
   ~DistanceSums() {
     std::free(memory);

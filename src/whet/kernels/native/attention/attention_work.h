@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "attention_pack.h"
+#include "scratch.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -84,14 +85,14 @@ class WorkList {
  public:
   // Splits each of `heads` heads of each row into pieces of `chunk` queries.
   WorkList(const Attention& a, int64_t heads, int64_t chunk) {
-    RowLength* rows = static_cast<RowLength*>(std::malloc(static_cast<size_t>(a.n_rows + 1) * sizeof(RowLength)));
+    RowLength* rows = static_cast<RowLength*>(claim(static_cast<size_t>(a.n_rows + 1) * sizeof(RowLength)));
     for (int64_t r = 0; r < a.n_rows; ++r) {
       rows[r] = {a.cu_seqlens[r + 1] - a.cu_seqlens[r], r};
       count += heads * ((rows[r].length + chunk - 1) / chunk);
       max_seqlen = rows[r].length > max_seqlen ? rows[r].length : max_seqlen;
     }
     std::qsort(rows, static_cast<size_t>(a.n_rows), sizeof(RowLength), longest_first);
-    items = static_cast<Item*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(Item)));
+    items = static_cast<Item*>(claim(static_cast<size_t>(count + 1) * sizeof(Item)));
     int64_t n = 0;
     for (int64_t i = 0; i < a.n_rows; ++i) {
       const int64_t row = rows[i].row;

@@ -4,6 +4,7 @@
 #include "adamw.h"
 #include "operator.h"
 #include "pieces.h"
+#include "scratch.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -85,7 +86,7 @@ void update(const AdamW& a, T* param, const Pieces::Piece& piece, const Rates& r
 WHET_OPERATOR(grad_norm, GradNorm) {
   const Pieces pieces(a.sizes, a.n_tensors);
   const int64_t count = pieces.count();
-  double* partial = static_cast<double*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(double)));
+  double* partial = static_cast<double*>(claim(static_cast<size_t>(count + 1) * sizeof(double)));
 #pragma omp parallel for schedule(static, 1)  // round robin: a table with few rows in use would leave one thread idle
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Pieces::Piece piece = pieces[chunk];
