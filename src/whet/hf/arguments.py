@@ -246,8 +246,9 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = value
         elif name in _TRANSLATIONS:
             found = _TRANSLATIONS[name](value, given)
-            twice = sorted(found.keys() & given.keys())
-            problems += [_given_twice(name, one) for one in twice]
+            if twice := sorted(found.keys() & given.keys()):
+                problems += [_given_twice(name, one) for one in twice]
+                continue
             logger.info("%s=%r: an older name, read as %s", name, value, _shown(found))
             kept |= {one: {**kept.get(one, {}), **new} if isinstance(new, dict) else new for one, new in found.items()}
         elif name in _COMMANDS_ALONE:
