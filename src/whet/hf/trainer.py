@@ -692,7 +692,11 @@ class Trainer(transformers.Trainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         folder = Path(checkpoint_folder)
-        output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        try:
+            output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        except StorageError as error:  # the checkpoint itself is complete
+            logger.warning("%s is not on the hub (%s); the next save is uploaded again", folder.name, error)
+            return
         by_step = args.save_strategy == SaveStrategy.STEPS
         done = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
         message = f"Training in progress, {done}"
