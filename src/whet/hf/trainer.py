@@ -61,7 +61,7 @@ from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.methods import fuse
 from whet.methods.unpad import calls
-from whet.models import finite
+from whet.models import adapters, finite
 from whet.models.adapters import unwrapped
 from whet.models.forwards import home_of
 from whet.models.packable import answers_questions
@@ -212,6 +212,7 @@ class Trainer(transformers.Trainer):
         if hasattr(prepared, "base_dataloader"):
             replay.replay(prepared, self.args.seed if self.args.data_seed is None else self.args.data_seed)
         return prepared
+        self._require_another_folder(output_dir)
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int, **named: Any) -> None:
         skipped = steps_trained_in_current_epoch if epoch == epochs_trained else 0
@@ -732,8 +733,13 @@ class Trainer(transformers.Trainer):
             **more,
         )  # fmt: skip
 
+            self._require_another_folder(target)
 
 def _change(model: nn.Module, args: Any) -> None:
+    def _require_another_folder(self, folder: Path) -> None:
+        for base in adapters.bases_of(self.model):
+            adapters.require_another_folder(base, folder, what="the adapter", fix="use another output_dir")
+
     """Let the model run without padding where it can, and log why where it cannot."""
     locate.prove_in(model)
     encoders = [encoder.model for encoder in locate.encoders_in(model)]
