@@ -181,7 +181,8 @@ class Trainer(transformers.Trainer):
         signals = stop.noting_signals() if hears else nullcontext()
         with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
             is_first = self.is_world_process_zero()
-            asked = find.begins_from(resume_from_checkpoint, output_dir)
+            is_trial = trial is not None  # with settings of its own
+            asked = resume_from_checkpoint if is_trial else find.begins_from(resume_from_checkpoint, output_dir)
             folder = folder_to_resume(asked, output_dir, is_first=is_first, cleans_up=writes)
             self._folders = Folders(output_dir, folder, named=find.is_named(asked), is_first=is_first)
             self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
