@@ -22,6 +22,52 @@ def _trainer(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
     return whet.Trainer(model, args, pad, rows(24), rows(8), callbacks=[*callbacks])
 
 
+def test_another_number_of_ranks_resumes_with_the_same_rows_or_not_at_all(tmp_path: Path) -> None:
+    """A step has eight rows, and an epoch three steps."""
+    whole, usual = tmp_path / "whole", {"max_steps": 4, "save_steps": 2}
+    assert forked(lambda _: _trainer(whole, **usual).train(), tmp_path / "w", 2) == [0, 0], output(tmp_path / "w")
+    asked = str(whole / "checkpoint-2")
+    with pytest.raises(
+        whet.ConfigError, match=r"(?s)2 ranks and 8 rows a step then, 1 ranks and 4 rows now"
+    ) as refused:
+        _trainer(tmp_path / "a", **usual).train(asked)
+    assert "so that a step has 8 rows" in str(refused.value)
+    by_length = {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 8}
+    with pytest.raises(whet.ConfigError, match=r"(?s)group_by_length orders rows by batches.*as many ranks as then: 2"):
+        _trainer(tmp_path / "b", **usual, **by_length).train(asked)
+    wanted = [entry["loss"] for entry in _log(whole / "checkpoint-4") if "loss" in entry]
+    assert len(wanted) == 4
+    for n_micro in (1, 2):
+        sizes = {"per_device_train_batch_size": 8 // n_micro, "gradient_accumulation_steps": n_micro}
+        trainer = _trainer(tmp_path / str(n_micro), **usual, **sizes)
+        trainer.train(asked)
+        found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def _log(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "trainer_state.json").read_text("utf-8"))["log_history"]
+
+
+def test_changed_settings_are_named_with_those_that_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    usual = {"lr_scheduler_type": "constant", "save_steps": 2}
+    _trainer(tmp_path, max_steps=2, **usual).train()
+    caplog.clear()
+    _trainer(tmp_path / "same", max_steps=3, **usual).train(str(tmp_path / "checkpoint-2"))
+    assert "another setting" not in caplog.text
+    changed = _trainer(
+        tmp_path, max_steps=4, **usual, learning_rate=5e-4, weight_decay=0.1, seed=7, gradient_accumulation_steps=2
+    )
+    changed.train(resume_from_checkpoint=True)
+    assert "learning_rate: 0.001 in the checkpoint -> 0.0005 now; the checkpoint's stays" in caplog.text
+    assert "weight_decay: 0.0 in the checkpoint -> 0.1 now; the checkpoint's stays" in caplog.text
+    assert "seed: 42 in the checkpoint -> 7 now; that of now counts" in caplog.text
+    assert "rows_per_step: 4 in the checkpoint -> 8 now" in caplog.text
+    assert caplog.text.count("another setting") == 4
+    assert {entry["learning_rate"] for entry in changed.state.log_history if "loss" in entry} == {1e-3}
+    assert {group["weight_decay"] for group in changed.optimizer.param_groups} == {0.0}
+
+
 def test_search_for_hyperparameters_in_a_pod_begins_each_trial(tmp_path: Path) -> None:
     """A pod that takes the place of another one finds the folders of its trials."""
     pytest.importorskip("optuna")

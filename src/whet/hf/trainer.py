@@ -11,6 +11,7 @@ import ast
 import copy
 import functools
 import inspect
+import json
 import shutil
 import textwrap
 import time
@@ -37,10 +38,11 @@ from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
+from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import StorageError
+from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
 from whet.hf.gradient_norms import GradientNorms
@@ -73,6 +75,7 @@ from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
 from whet.store import find, manifest, schema, write
+from whet.store.compare import IN_GROUPS, changed_settings, curve
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import write_state
 from whet.watch import files as output_files
@@ -83,8 +86,12 @@ _ARGUMENTS = "training_args.json"
 _STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
 """What is never uploaded of an output folder: checkpoints, abandoned and half written ones too, what is hidden, and the
 pickle of an earlier training by transformers, which holds its hub_token."""
-_PRECISION, _EPOCH = "precision", "epoch"
-"""Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
+_PRECISION, _EPOCH, _SETTINGS = "precision", "epoch", "settings"
+"""Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it; and the settings that change
+the loss curve."""
+_ROWS = "rows_per_step"
+_LOADED = {*IN_GROUPS, "optim_args"}
+"""Settings that an optimizer keeps with its state, which a resume loads."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +176,13 @@ class Trainer(transformers.Trainer):
         """Train as transformers' Trainer does; see there. `resume_from_checkpoint` also takes "auto".
 
         True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
-        is none, and None means "auto" where a launcher or a pod may have started this process again. A restart takes
-        the newest one, too, once this training has saved later ones than the checkpoint that is named. Raises
-        StorageError for a checkpoint that is damaged or was not written by whet, Stopped (exit 75) or KeyboardInterrupt
-        after a signal, and NonFiniteError (exit 70).
+        is none, and None means "auto" where a launcher or a pod may have started this process again and there is a
+        checkpoint that a run can resume from. A restart takes the newest one, too, once this training has saved later
+        ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
+
+        The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
+        ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
+        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
         """
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
@@ -238,14 +248,72 @@ class Trainer(transformers.Trainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         self._find_best_next_to_it()
-        facts = {} if resume_from_checkpoint is None else manifest.facts_of(Path(resume_from_checkpoint)) or {}
-        place: Any = facts.get(_EPOCH)
-        if not _is_place(place) or self.args.ignore_data_skip:
+        if resume_from_checkpoint is None:
             return found
-        epoch, n_steps = place
-        if n_steps >= num_update_steps_per_epoch:
-            return epoch + 1, 0
-        return epoch, n_steps * self.args.gradient_accumulation_steps
+        facts = manifest.facts_of(Path(resume_from_checkpoint)) or {}
+        if trial is None:
+            self._compare_with(facts, Path(resume_from_checkpoint).name)
+        place: Any = facts.get(_EPOCH)
+        n_batches = self.args.gradient_accumulation_steps
+        if _is_place(place) and not self.args.ignore_data_skip:
+            epoch, n_steps = place
+            found = (epoch + 1, 0) if n_steps >= num_update_steps_per_epoch else (epoch, n_steps * n_batches)
+        return found
+
+    def _compare_with(self, facts: Mapping[str, Any], name: str) -> None:
+        """Log each setting that is another one than the checkpoint's; raise ConfigError if steps have other rows."""
+        now, before = self._curve(), facts.get(_SETTINGS)
+        before = before if isinstance(before, dict) else {}
+        if (n_before := facts.get("n_ranks")) != self.args.world_size:
+            self._require_same_rows(before.get(_ROWS), now[_ROWS], n_before, name)
+        if getattr(self.args, "precision", None) == "auto":  # takes what the checkpoint has
+            del now["precision"]
+        loaded = _LOADED | ({"lr_scheduler_kwargs"} if now["lr_scheduler_type"] in BY_METRIC else set())
+        for one, text in changed_settings(before, now) if self.is_world_process_zero() else ():
+            counts = "the checkpoint's stays, which is loaded" if one in loaded else "that of now counts from here on"
+            logger.warning("resuming from %s with another setting: %s; %s", name, text, counts)
+
+    def _require_same_rows(self, before: object, now: int, n_before: object, name: str) -> None:
+        """Raise ConfigError if a step of this number of ranks has other rows than one of the checkpoint's training."""
+        by_batch = self._order_by_batch()
+        if before == now and by_batch is None:
+            return
+        raise ConfigError(
+            what=f"{name} is of a training on another number of ranks, and would resume with other rows",
+            got=f"{n_before} ranks and {before} rows a step then, {self.args.world_size} ranks and {now} rows now"
+            + (f"; {by_batch}" if by_batch else ""),
+            why="rows would be trained again, or never" + (", at another rate" if before != now else ""),
+            fix=f"start as many ranks as then: {n_before}"
+            + ("" if by_batch else f"; or choose per_device_train_batch_size and gradient_accumulation_steps so that "
+               f"a step has {before} rows"),
+        )  # fmt: skip
+
+    def _order_by_batch(self) -> str | None:
+        """Return what makes the order of rows depend on the size of a rank's batches; None: nothing does."""
+        args, usual = self.args, transformers.Trainer
+        reads = (type(self).get_train_dataloader, super().get_train_dataloader.__func__, type(self)._get_train_sampler)
+        found = {
+            "a stream is dealt out to ranks by its files, or by their batches": isinstance(
+                self.train_dataset, IterableDataset
+            ),
+            f"train_sampling_strategy={args.train_sampling_strategy} orders rows by batches": (
+                args.train_sampling_strategy not in ("random", "sequential")
+            ),
+            "dataloader_drop_last leaves out other rows": args.dataloader_drop_last,
+            "split_batches deals out each batch": args.accelerator_config.split_batches,
+            "the Trainer has a loader or a sampler of its own": reads
+            != (Trainer.get_train_dataloader, usual.get_train_dataloader, usual._get_train_sampler),
+        }
+        return next((text for text, is_so in found.items() if is_so), None)
+
+    def _curve(self) -> dict[str, Any]:
+        """Return the settings that change the loss curve, as checkpoints hold them."""
+        given = json.loads(self.args.to_json_string())
+        if given.get("precision") == "auto":
+            given["precision"] = "fp32" if self._products is None else "bf16"
+        rows = self.get_total_train_batch_size(self.args)
+        found = curve(given, self.args.world_size) | {"data_seed": given["data_seed"], _ROWS: rows}
+        return json.loads(json.dumps(found))
 
     def _find_best_next_to_it(self) -> None:
         """Find the best checkpoint in the output folder if the folder of the training was moved."""
@@ -608,6 +676,7 @@ class Trainer(transformers.Trainer):
         elif self.args.should_save:
             write_state(Path(output_dir), OPTIMIZER, self._optimizer_state().state())
             write_state(Path(output_dir), SCHEDULER, without_tensors(schedule.state_of(self.lr_scheduler)))
+            _SETTINGS: self._curve(),
 
     def _save_scaler(self, output_dir: str) -> None:
         scaler = self.accelerator.scaler
