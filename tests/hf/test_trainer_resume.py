@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import json
 import os
@@ -137,6 +138,17 @@ def test_signal_saves_the_completed_steps(
     assert forked(go_on, tmp_path / "r", n_ranks) == [0] * n_ranks, output(tmp_path / "r")
     last = max((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     assert same(weights(last), weights(tmp_path / "cut" / "checkpoint-12"))
+
+
+def test_signals_that_are_ignored_or_that_python_does_not_handle_stay(tmp_path: Path) -> None:
+    def train(_rank: int) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        faulthandler.register(signal.SIGUSR1)
+        senders = [SignalAt("on_step_end", 3, one) for one in (signal.SIGHUP, signal.SIGUSR1)]
+        classify(tmp_path / "out", *senders, max_steps=4).train()
+
+    assert forked(train, tmp_path / "t") == [0], output(tmp_path / "t")
+    assert "most recent call first" in output(tmp_path / "t")
 
 
 def _but(given: dict[str, Any], name: str) -> dict[str, Any]:
