@@ -147,3 +147,21 @@ def test_adapter_is_not_saved_over_the_model_that_it_needs(tmp_path: Path) -> No
     elsewhere.train()
     elsewhere.save_model()
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_arguments_of_transformers_have_whets_guards(tmp_path: Path) -> None:
+    class Spoiled(whet.Trainer):
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            return super().compute_loss(*given, **named) * float("nan")
+
+    usual: dict[str, Any] = {"max_steps": 4, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    model = classifier()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    args = transformers.TrainingArguments(str(tmp_path), save_strategy="no", **usual)
+    with pytest.raises(whet.WhetError, match="3 steps in a row were not finite"):
+        Spoiled(model, args, pad, rows()).train()
+    assert same(before, dict(model.state_dict()))
+    trainer = whet.Trainer(classifier(), args, pad, rows())
+    trainer.train()
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.AdamW)
+    assert trainer._memory is not None

@@ -111,7 +111,7 @@ class TrainingLoop:
         self.flos_per_token = 6.0 * weights.count_without_embeddings(model)
         self.meter = Meter(clock=Clock(self._ahead))
         self.spikes = guard.SpikeGuard(args.max_loss_spike, in_backward=args.optimizer_in_backward)
-        self.memory = guard.memory_guard(args)
+        self.memory = guard.memory_guard(args.memory_limit_gb)
         self.loader = BatchLoader(run, collator)
         self.counters = new_counters(args, run.place)
         events.begin(self.optimizer, self.scheduler)

@@ -101,8 +101,8 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
     save_on_signal: bool = field(
         default=True,
         metadata={
-            "help": "On SIGTERM, or on Ctrl-C, save a checkpoint of the completed steps before training stops. Signals "
-            "for which the program has a handler of its own are left to it. Has no effect with save_strategy no."
+            "help": "On SIGTERM, SIGUSR1, SIGHUP, or Ctrl-C, save a checkpoint of the completed steps before training "
+            "stops, also with save_strategy no. Signals for which the program has a handler of its own are left to it."
         },
     )
     save_error_policy: str = field(
@@ -151,6 +151,11 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         if said := ray_workers.use_cores(place):
             logger.warning("%s", said)
         group.join("gloo", self.ddp_timeout)
+
+
+def setting(args: Any, name: str) -> Any:
+    """Return a setting that whet adds, or its default if the arguments are transformers' own."""
+    return getattr(args, name, getattr(TrainingArguments, name))
 
 
 def _wrong_values(args: TrainingArguments) -> list[Problem]:
