@@ -201,7 +201,7 @@ class TrainingLoop:
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
         else:
-            self.saver.begins_with = compare.digest_of_weights(self.run.model.state_dict().items())
+            self.saver.begins_with = compare.digest_of_weights(adapters.read_by_save(self.run.model).items())
         finite.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             write.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
