@@ -27,9 +27,7 @@ def test_another_number_of_ranks_resumes_with_the_same_rows_or_not_at_all(tmp_pa
     whole, usual = tmp_path / "whole", {"max_steps": 4, "save_steps": 2}
     assert forked(lambda _: _trainer(whole, **usual).train(), tmp_path / "w", 2) == [0, 0], output(tmp_path / "w")
     asked = str(whole / "checkpoint-2")
-    with pytest.raises(
-        whet.ConfigError, match=r"(?s)2 ranks and 8 rows a step then, 1 ranks and 4 rows now"
-    ) as refused:
+    with pytest.raises(whet.ConfigError, match="ranks: 2 then, 1 now; rows of a step: 8 then, 4 now") as refused:
         _trainer(tmp_path / "a", **usual).train(asked)
     assert "so that a step has 8 rows" in str(refused.value)
     by_length = {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 8}

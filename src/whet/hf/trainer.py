@@ -315,7 +315,7 @@ class Trainer(transformers.Trainer):
             return
         raise ConfigError(
             what=f"{name} is of a training on another number of ranks, and would resume with other rows",
-            got=f"{n_before} ranks and {before} rows a step then, {self.args.world_size} ranks and {now} rows now"
+            got=f"ranks: {n_before} then, {self.args.world_size} now; rows of a step: {before} then, {now} now"
             + (f"; {by_batch}" if by_batch else ""),
             why="rows would be trained again, or never" + (", at another rate" if before != now else ""),
             fix=f"start as many ranks as then: {n_before}"
