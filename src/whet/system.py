@@ -399,6 +399,16 @@ STOP_SIGNALS = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
 """What asks a run to stop. SIGBREAK, of Ctrl-Break, is that of Windows."""
 
 
+def caught_signals() -> set[int]:
+    """Return the signals that have a handler, also one that Python does not know of, as faulthandler's; Linux alone."""
+    try:
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return set()
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
+
+
 def end_by(number: int) -> NoReturn:
     """End this process by a signal, for those who look at how it ended; on Windows by the exit code of shells."""
     if not _is_windows():

@@ -118,22 +118,42 @@ def test_resumed_loop_has_the_rows_that_the_one_without_a_stop_had(
 @pytest.mark.parametrize(("kind", "rows"), [("shuffle", ROWS), ("subset", CHOSEN), ("own batches", CHOSEN)])
 def test_epoch_that_a_loop_leaves_early_begins_again_with_other_rows(kind: str, rows: range, tmp_path: Path) -> None:
     """Also its resumed one has the rest of the last order."""
-
-    def of(run: Run, last: int | None = None, skipped: int = 0) -> list[Any]:
-        batches = run.accelerator.skip_first_batches(run.loader, skipped) if skipped else run.loader
-        return [torch.as_tensor(batch).tolist() for batch in islice(batches, last)]
-
     with fresh():
         run = Run(kind, 3)
-        first, second, third = (of(run, STOP) for _ in range(3))
+        first, second, third = (batches_of(run, STOP) for _ in range(3))
         assert first != second != third != first
         run.accelerator.save_state(tmp_path / "state")
-        rest = of(run, skipped=STOP)
+        rest = batches_of(run, skipped=STOP)
         assert sorted(chain.from_iterable(third + rest)) == list(rows)
     with fresh():
         later = Run(kind, 97)
         later.accelerator.load_state(tmp_path / "state")
-        assert of(later, skipped=STOP) == rest
+        assert batches_of(later, skipped=STOP) == rest
+
+
+def batches_of(run: Run, last: int | None = None, skipped: int = 0) -> list[Any]:
+    batches = run.accelerator.skip_first_batches(run.loader, skipped) if skipped else run.loader
+    return [torch.as_tensor(batch).tolist() for batch in islice(batches, last)]
+
+
+def test_loop_of_rounds_resumes_with_the_round_that_comes_next(tmp_path: Path) -> None:
+    """Saved between two rounds, or within one, of which it then has the rest."""
+    with fresh():
+        run = Run("shuffle", 3)
+        rounds = [batches_of(run, STOP)]
+        run.accelerator.save_state(tmp_path / "between")
+        inside = []
+        for batch in islice(run.loader, STOP):
+            inside.append(torch.as_tensor(batch).tolist())
+            if len(inside) == 1:
+                run.accelerator.save_state(tmp_path / "within")
+        rounds += [inside, batches_of(run, STOP)]
+    for name, skipped, wanted in (("between", 0, rounds[1]), ("within", 1, rounds[1][1:])):
+        with fresh():
+            later = Run("shuffle", 97)
+            later.accelerator.load_state(tmp_path / name)
+            assert batches_of(later, STOP - skipped, skipped) == wanted, name
+            assert batches_of(later, STOP) == rounds[2], name
 
 
 def test_loader_that_accelerate_cannot_prepare_is_refused_with_the_way_to_go_on() -> None:

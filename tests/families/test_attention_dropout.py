@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_a_mode_of_the_dropout_alone_is_what_transformers_reads(family: str, eva
     torch.testing.assert_close(_answers(ours, family), wanted, rtol=1e-5, atol=1e-5)
     dropped = not torch.allclose(wanted, usual, rtol=1e-3, atol=1e-3)
     assert dropped == (evaluates if family in _CALLED else not evaluates)
+
+
+def test_dropouts_are_found_by_the_name_of_their_class() -> None:
+    """As the usual snippet for Monte Carlo dropout finds them, to draw several answers of a model in evaluation."""
+    model = whet.optimize(tiny_model("bert", dropout=0.3)).eval()
+    torch.testing.assert_close(_answers(model, "bert"), _answers(model, "bert"))
+    for module in model.modules():
+        if module.__class__.__name__.startswith("Dropout"):
+            module.train()
+    assert not torch.allclose(_answers(model, "bert"), _answers(model, "bert"), rtol=1e-3, atol=1e-3)
+    assert "Dropout(p=0.3, inplace=False, site=" in repr(model)
+    torch.save(model, io.BytesIO())  # a class is pickled by its full name
 
 
 @pytest.mark.parametrize("family", [*_CALLED, "bert", "albert", "distilbert", "gpt2"])

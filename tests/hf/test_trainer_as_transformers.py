@@ -420,6 +420,8 @@ def test_older_names_lose_no_value_to_each_other(tmp_path: Path) -> None:
     assert (both.dispatch_batches, both.split_batches) == (False, True)
     with pytest.raises(whet.ConfigError, match="accelerator_config is given twice"):
         whet.TrainingArguments(str(tmp_path), split_batches=True, accelerator_config={"even_batches": False})
+    with pytest.raises(whet.ConfigError, match="accelerator_config is given twice"):
+        whet.TrainingArguments(str(tmp_path), accelerator_config="acc.json", split_batches=True)
 
 
 def test_folder_of_tensorboard_is_that_of_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

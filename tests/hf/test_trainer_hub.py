@@ -72,6 +72,26 @@ def test_upload_holds_the_model_and_the_checkpoints_that_are_asked_for(
     assert hub.messages[-1] == "All of it"
 
 
+def test_model_that_cannot_be_prepared_for_its_upload_ends_no_training(
+    hub: hub_server.Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint is complete; once there is room for the model, the next save is uploaded."""
+    out = tmp_path / "out"
+    (out / "config.json").mkdir(parents=True)
+
+    class MakesRoom(transformers.TrainerCallback):
+        def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                (out / "config.json").rmdir()
+
+    trainer = _trainer(out, max_steps=4, save_steps=2, push_to_hub=True, hub_always_push=True)
+    trainer.add_callback(MakesRoom())
+    assert trainer.train().global_step == 4
+    assert "checkpoint-2 is not on the hub" in caplog.text
+    assert (out / "checkpoint-2").is_dir()
+    assert hub.repositories["me/out"]["model.safetensors"] == (out / "checkpoint-4/model.safetensors").read_bytes()
+
+
 def test_pushed_model_is_that_of_the_newest_checkpoint(hub: hub_server.Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     trainer = _trainer(out, max_steps=4, save_steps=2, push_to_hub=True, hub_always_push=True)

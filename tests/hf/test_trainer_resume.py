@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import json
 import os
@@ -137,6 +138,82 @@ def test_signal_saves_the_completed_steps(
     assert forked(go_on, tmp_path / "r", n_ranks) == [0] * n_ranks, output(tmp_path / "r")
     last = max((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     assert same(weights(last), weights(tmp_path / "cut" / "checkpoint-12"))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGUSR1, 75),
+        *(pytest.param(*one, marks=pytest.mark.reliability) for one in ((signal.SIGHUP, 75), (signal.SIGINT, 130))),
+    ],
+)
+def test_every_signal_saves_also_where_nothing_else_is_saved(number: int, code: int, tmp_path: Path) -> None:
+    out, changes = tmp_path / "out", {"save_strategy": "no", "max_steps": 6}
+
+    def cut(_rank: int) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_DFL)  # as without nohup
+        classify(out, SignalAt("on_step_end", 3, number), **changes).train()
+
+    assert forked(cut, tmp_path / "c") == [code], output(tmp_path / "c")
+    assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-3"]
+    whole, rest = classify(tmp_path / "whole", **changes), classify(out, **changes)
+    whole.train()
+    rest.train(resume_from_checkpoint=True)
+    assert same(dict(whole.model.state_dict()), dict(rest.model.state_dict()))
+
+
+def test_signals_that_are_ignored_or_that_python_does_not_handle_stay(tmp_path: Path) -> None:
+    def train(_rank: int) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        faulthandler.register(signal.SIGUSR1)
+        senders = [SignalAt("on_step_end", 3, one) for one in (signal.SIGHUP, signal.SIGUSR1)]
+        classify(tmp_path / "out", *senders, max_steps=4).train()
+
+    assert forked(train, tmp_path / "t") == [0], output(tmp_path / "t")
+    assert "most recent call first" in output(tmp_path / "t")
+
+
+_STOPS_BY_DAY = {("steps", 4, 2), ("epoch", 10, 1)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step", "n_ranks"),
+    [
+        pytest.param(*one, marks=() if one in _STOPS_BY_DAY else pytest.mark.reliability)
+        for one in (("steps", 4, 1), ("steps", 4, 2), ("steps", 12, 1), ("epoch", 5, 1), ("epoch", 10, 1))
+    ],
+)
+def test_signal_during_an_evaluation_stops_there_and_a_resumed_run_begins_with_it(
+    strategy: str, step: int, n_ranks: int, tmp_path: Path
+) -> None:
+    """With dropout, whose masks follow the random numbers that an evaluation has drawn, and the best of all steps."""
+    changes: dict[str, Any] = {
+        "eval_strategy": strategy, "save_strategy": strategy, "load_best_model_at_end": True, "eval_steps": 4,
+        "per_device_eval_batch_size": 2,
+    }  # fmt: skip
+    if strategy == "epoch":
+        changes |= {"max_steps": -1, "num_train_epochs": 2}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert forked(lambda _: classify(whole, **changes).train(), tmp_path / "w", n_ranks) == [0] * n_ranks
+    stops = SignalAt("on_prediction_step", step, signal.SIGTERM)
+    stopped = forked(lambda _: classify(cut, stops, **changes).train(), tmp_path / "c", n_ranks)
+    assert stopped == [75] * n_ranks, output(tmp_path / "c")
+    assert f"stopped by SIGTERM during the evaluation after step {step}" in " ".join(output(tmp_path / "c").split())
+    assert step not in dict(_evaluations(cut / f"checkpoint-{step}"))
+    resumed = forked(lambda _: classify(cut, **changes).train(True), tmp_path / "r", n_ranks)
+    assert resumed == [0] * n_ranks, output(tmp_path / "r")
+    names = {path.name for path in whole.glob("checkpoint-*")}
+    assert {path.name for path in cut.glob("checkpoint-*")} == names
+    for name in names:
+        assert same(weights(whole / name), weights(cut / name)), name
+        assert _evaluations(whole / name) == _evaluations(cut / name), name
+
+
+def _evaluations(folder: Path) -> list[tuple[int, float]]:
+    """Return the step and the loss of each evaluation that a checkpoint's log holds."""
+    log = json.loads((folder / "trainer_state.json").read_text("utf-8"))["log_history"]
+    return [(entry["step"], entry["eval_loss"]) for entry in log if "eval_loss" in entry]
 
 
 def _but(given: dict[str, Any], name: str) -> dict[str, Any]:

@@ -349,6 +349,16 @@ def test_checkpoint_without_the_settings_of_its_adapter_resumes(tmp_path: Path) 
         assert trained_to(n_steps, resume_from_checkpoint="auto").state.global_step == n_steps
 
 
+def test_second_training_of_an_adapter_removes_the_checkpoints_whose_steps_it_holds(tmp_path: Path) -> None:
+    wrapped = peft.get_peft_model(tiny_decoder("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = engine.Trainer(wrapped, args, collate, token_rows(8))
+    for _ in range(2):
+        trainer.train()
+    assert {path.name for path in tmp_path.glob("*checkpoint*")} == {"checkpoint-1", "checkpoint-2"}
+    assert not [*tmp_path.glob("abandoned-*")]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -190,7 +190,7 @@ def _has_room(args: TrainingArguments) -> bool:
 
     The limit of `memory_limit_gb` is on the training alone.
     """
-    watching = None if args.memory_limit_gb is not None else guard.memory_guard(args)
+    watching = None if args.memory_limit_gb is not None else guard.memory_guard(None)
     return watching is None or watching.has_room_for(_MOST_BYTES)
 
 

@@ -111,7 +111,7 @@ class TrainingLoop:
         self.flos_per_token = 6.0 * weights.count_without_embeddings(model)
         self.meter = Meter(clock=Clock(self._ahead))
         self.spikes = guard.SpikeGuard(args.max_loss_spike, in_backward=args.optimizer_in_backward)
-        self.memory = guard.memory_guard(args)
+        self.memory = guard.memory_guard(args.memory_limit_gb)
         self.loader = BatchLoader(run, collator)
         self.counters = new_counters(args, run.place)
         events.begin(self.optimizer, self.scheduler)
@@ -202,7 +202,7 @@ class TrainingLoop:
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
         else:
-            self.saver.begins_with = compare.digest_of_weights(self.run.model.state_dict().items())
+            self.saver.begins_with = compare.digest_of_weights(adapters.read_by_save(self.run.model).items())
         finite.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             write.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)

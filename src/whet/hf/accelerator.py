@@ -97,7 +97,7 @@ class Accelerator(accelerate.Accelerator):
                     what="mixed_precision='fp16' would have no effect on a CPU",
                     got="a CPU, on which accelerate computes in float32 instead",
                     why="accelerate has float16 for GPUs alone",
-                    fix="use bf16 there; or whet.Trainer with fp16=True, which computes in it on a CPU",
+                    fix="use bf16 there; or the command of your task, which trains in fp16 on a CPU: --precision fp16",
                 )
             )
         running = self.distributed_type.name

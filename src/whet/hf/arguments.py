@@ -101,8 +101,8 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
     save_on_signal: bool = field(
         default=True,
         metadata={
-            "help": "On SIGTERM, or on Ctrl-C, save a checkpoint of the completed steps before training stops. Signals "
-            "for which the program has a handler of its own are left to it. Has no effect with save_strategy no."
+            "help": "On SIGTERM, SIGUSR1, SIGHUP, or Ctrl-C, save a checkpoint of the completed steps before training "
+            "stops, also with save_strategy no. Signals for which the program has a handler of its own are left to it."
         },
     )
     save_error_policy: str = field(
@@ -151,6 +151,11 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         if said := ray_workers.use_cores(place):
             logger.warning("%s", said)
         group.join("gloo", self.ddp_timeout)
+
+
+def setting(args: Any, name: str) -> Any:
+    """Return a setting that whet adds, or its default if the arguments are transformers' own."""
+    return getattr(args, name, getattr(TrainingArguments, name))
 
 
 def _wrong_values(args: TrainingArguments) -> list[Problem]:
@@ -246,8 +251,9 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = value
         elif name in _TRANSLATIONS:
             found = _TRANSLATIONS[name](value, given)
-            twice = sorted(found.keys() & given.keys())
-            problems += [_given_twice(name, one) for one in twice]
+            if twice := sorted(found.keys() & given.keys()):
+                problems += [_given_twice(name, one) for one in twice]
+                continue
             logger.info("%s=%r: an older name, read as %s", name, value, _shown(found))
             kept |= {one: {**kept.get(one, {}), **new} if isinstance(new, dict) else new for one, new in found.items()}
         elif name in _COMMANDS_ALONE:

@@ -122,11 +122,13 @@ class Turns:
     """How often it had been begun before."""
     begun: bool = False
     """Whether the next beginning is another turn, and not the rest of this one, as after a resume."""
+    left: bool = False
+    """Whether the loop has left this turn before its end."""
 
     def begin(self, epoch: int) -> int:
         """Return the number of the turn that begins."""
         self.number = self.number + self.begun if epoch == self.epoch else 0
-        self.epoch, self.begun = epoch, True
+        self.epoch, self.begun, self.left = epoch, True, False
         return self.number
 
 
@@ -163,7 +165,11 @@ class Place:
                 break
             if number == 1 and not turn and isinstance(loader.dataset, IterableDataset):
                 self._compare(epoch, batch)
-            yield self._sent(batch)
+            try:
+                yield self._sent(batch)
+            except GeneratorExit:
+                self.turns.left = (epoch, turn) == (self.turns.epoch, self.turns.number)
+                raise
         if self.origin is not None:
             self.origin.iteration = epoch + 1
 
@@ -310,7 +316,8 @@ def state_of(loader: Any) -> State:
     if (place := place_of(loader)) is not None:
         epoch, digest = place.first
         found["draws"] = {"seed": place.draws.seed, "epoch": epoch, "first": digest}
-        found["turn"] = place.turns.number if place.turns.epoch == found["iteration"] else 0
+        turns = place.turns if place.turns.epoch == found["iteration"] else Turns()
+        found |= {"turn": turns.number, "left": turns.left}
         found["order"] = place.order.state()
     if getattr(loader, "use_stateful_dataloader", False):
         found["position"] = loader.state_dict()
@@ -327,7 +334,7 @@ def load_state(loader: Any, saved: State) -> None:
     if (place := place_of(loader)) is not None and "draws" in saved:
         place.order.load_state(saved["order"])
         place.draws.seed = int(saved["draws"]["seed"])
-        place.turns = Turns(int(saved["iteration"]), int(saved.get("turn", 0)))
+        place.turns = Turns(int(saved["iteration"]), int(saved.get("turn", 0)), bool(saved.get("left", False)))
         if accelerate.PartialState().is_main_process:  # the checksum is of its batch
             place.first = (int(saved["draws"]["epoch"]), saved["draws"]["first"])
     if "position" in saved:

@@ -11,6 +11,7 @@ import ast
 import copy
 import functools
 import inspect
+import json
 import shutil
 import textwrap
 import time
@@ -37,12 +38,13 @@ from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
+from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import StorageError
+from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
-from whet.hf.arguments import TrainingArguments, is_own_optimizer
+from whet.hf.arguments import TrainingArguments, is_own_optimizer, setting
 from whet.hf.gradient_norms import GradientNorms
 from whet.hf.state import (
     OPTIMIZER,
@@ -61,7 +63,7 @@ from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.methods import fuse
 from whet.methods.unpad import calls
-from whet.models import finite
+from whet.models import adapters, finite
 from whet.models.adapters import unwrapped
 from whet.models.forwards import home_of
 from whet.models.packable import answers_questions
@@ -73,6 +75,7 @@ from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
 from whet.store import find, manifest, schema, write
+from whet.store.compare import IN_GROUPS, changed_settings, curve
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import write_state
 from whet.watch import files as output_files
@@ -83,8 +86,14 @@ _ARGUMENTS = "training_args.json"
 _STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
 """What is never uploaded of an output folder: checkpoints, abandoned and half written ones too, what is hidden, and the
 pickle of an earlier training by transformers, which holds its hub_token."""
-_PRECISION, _EPOCH = "precision", "epoch"
-"""Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
+_PRECISION, _EPOCH, _SETTINGS, _DUE = "precision", "epoch", "settings", "due"
+"""Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it; the settings that change the
+loss curve; and which of _FLAGS were set after its step if the training stopped in the evaluation that followed."""
+_FLAGS = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
+"""What transformers' control holds of a step that is taken."""
+_ROWS = "rows_per_step"
+_LOADED = {*IN_GROUPS, "optim_args"}
+"""Settings that an optimizer keeps with its state, which a resume loads."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,16 @@ class _Begun:
     """The epoch of its first micro-batch, and the steps before it in that epoch."""
     random: Any
     """The random states before its first micro-batch."""
+
+
+@dataclass(frozen=True)
+class _AfterStep:
+    """What follows a step, an evaluation among it: what a run that stops in this evaluation resumes with."""
+
+    due: list[str]
+    """Those of _FLAGS that are set."""
+    random: Any
+    """The random states before it."""
 
 
 class Trainer(transformers.Trainer):
@@ -124,6 +143,20 @@ class Trainer(transformers.Trainer):
     """The last step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
+    _of_trial: Any = None
+    """The trial of a search for hyperparameters that this training is; None: it is none."""
+    _ignored_keys: list[str] | None = None
+    """Outputs of the model that the training's evaluations leave out."""
+    _hears = False
+    """Whether a training runs, which a signal may stop."""
+    _after_step: _AfterStep | None = None
+    """What is being done after a step, if an evaluation is a part of it."""
+    _stopped_in: _AfterStep | None = None
+    """The same of a training that stops in this evaluation."""
+    _resumed: tuple[str, list[str]] | None = None
+    """The checkpoint of such a training, and what is due before the next step."""
+    _random_after: Any = None
+    """The random states after what was due, with which the next step begins."""
     _encoders: tuple[nn.Module, list[nn.Module]] | None = None
     """The model, and its encoders that compute batches without padding."""
     _norms = GradientNorms(0)
@@ -169,33 +202,40 @@ class Trainer(transformers.Trainer):
         """Train as transformers' Trainer does; see there. `resume_from_checkpoint` also takes "auto".
 
         True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
-        is none, and None means "auto" where a launcher or a pod may have started this process again. A restart takes
-        the newest one, too, once this training has saved later ones than the checkpoint that is named. Raises
-        StorageError for a checkpoint that is damaged or was not written by whet, Stopped (exit 75) or KeyboardInterrupt
-        after a signal, and NonFiniteError (exit 70).
+        is none, and None means "auto" where a launcher or a pod may have started this process again and there is a
+        checkpoint that a run can resume from. A restart takes the newest one, too, once this training has saved later
+        ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
+
+        The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
+        ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
+        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
         """
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
+        self._require_another_folder(output_dir)
         writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
-        hears = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
-        signals = stop.noting_signals() if hears else nullcontext()
+        signals = stop.noting_signals() if setting(self.args, "save_on_signal") else nullcontext()
         with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
             is_first = self.is_world_process_zero()
-            asked = find.begins_from(resume_from_checkpoint, output_dir)
+            is_trial = trial is not None  # with settings of its own
+            asked = resume_from_checkpoint if is_trial else find.begins_from(resume_from_checkpoint, output_dir)
             folder = folder_to_resume(asked, output_dir, is_first=is_first, cleans_up=writes)
             self._folders = Folders(output_dir, folder, named=find.is_named(asked), is_first=is_first)
-            self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
-            self._begun, self._flops = None, None
-            self._norms = GradientNorms(getattr(self.args, "max_nonfinite_steps", 0))
+            self._memory = guard.memory_guard(setting(self.args, "memory_limit_gb"))
+            self._begun, self._flops, self._of_trial, self._ignored_keys = None, None, trial, ignore_keys_for_eval
+            self._after_step = self._stopped_in = self._resumed = self._random_after = None
+            self._norms = GradientNorms(setting(self.args, "max_nonfinite_steps"))
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
             with ExitStack() as recorded:
                 for one in self._recorders():
                     recorded.enter_context(one.ending(self.args))
+                self._hears = True
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
                     self._norms.read()
                 finally:
+                    self._hears = False
                     self._norms.release()
                 return found
 
@@ -216,6 +256,10 @@ class Trainer(transformers.Trainer):
     def _run_epoch(self, *, epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int, **named: Any) -> None:
         skipped = steps_trained_in_current_epoch if epoch == epochs_trained else 0
         self._epoch = (epoch, self.state.global_step - skipped // self.args.gradient_accumulation_steps)
+        if self._resumed is not None:
+            self._do_what_is_due(named["start_time"])
+            if self.control.should_training_stop or (skipped and self.control.should_epoch_stop):
+                return
         alone = self.args.world_size == 1 and self.args.device.type == "cpu" and not self._by_engine
         tables = fuse.row_gradients_of(self._changed_encoders()) if alone else nullcontext()
         with _skipping_keeps_the_draws(), tables:
@@ -236,14 +280,75 @@ class Trainer(transformers.Trainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         self._find_best_next_to_it()
-        facts = {} if resume_from_checkpoint is None else manifest.facts_of(Path(resume_from_checkpoint)) or {}
-        place: Any = facts.get(_EPOCH)
-        if not _is_place(place) or self.args.ignore_data_skip:
+        if resume_from_checkpoint is None:
             return found
-        epoch, n_steps = place
-        if n_steps >= num_update_steps_per_epoch:
-            return epoch + 1, 0
-        return epoch, n_steps * self.args.gradient_accumulation_steps
+        facts = manifest.facts_of(Path(resume_from_checkpoint)) or {}
+        if trial is None:
+            self._compare_with(facts, Path(resume_from_checkpoint).name)
+        place: Any = facts.get(_EPOCH)
+        n_batches = self.args.gradient_accumulation_steps
+        if _is_place(place) and not self.args.ignore_data_skip:
+            epoch, n_steps = place
+            found = (epoch + 1, 0) if n_steps >= num_update_steps_per_epoch else (epoch, n_steps * n_batches)
+        if due := [one for one in _FLAGS if one in (facts.get(_DUE) or ())]:
+            self._resumed = str(resume_from_checkpoint), due
+            self._epoch = (found[0], self.state.global_step - found[1] // n_batches)
+        return found
+
+    def _compare_with(self, facts: Mapping[str, Any], name: str) -> None:
+        """Log each setting that is another one than the checkpoint's; raise ConfigError if steps have other rows."""
+        now, before = self._curve(), facts.get(_SETTINGS)
+        before = before if isinstance(before, dict) else {}
+        if (n_before := facts.get("n_ranks")) != self.args.world_size:
+            self._require_same_rows(before.get(_ROWS), now[_ROWS], n_before, name)
+        if getattr(self.args, "precision", None) == "auto":  # takes what the checkpoint has
+            del now["precision"]
+        loaded = _LOADED | ({"lr_scheduler_kwargs"} if now["lr_scheduler_type"] in BY_METRIC else set())
+        for one, text in changed_settings(before, now) if self.is_world_process_zero() else ():
+            counts = "the checkpoint's stays, which is loaded" if one in loaded else "that of now counts from here on"
+            logger.warning("resuming from %s with another setting: %s; %s", name, text, counts)
+
+    def _require_same_rows(self, before: object, now: int, n_before: object, name: str) -> None:
+        """Raise ConfigError if a step of this number of ranks has other rows than one of the checkpoint's training."""
+        by_batch = self._order_by_batch()
+        if before == now and by_batch is None:
+            return
+        raise ConfigError(
+            what=f"{name} is of a training on another number of ranks, and would resume with other rows",
+            got=f"ranks: {n_before} then, {self.args.world_size} now; rows of a step: {before} then, {now} now"
+            + (f"; {by_batch}" if by_batch else ""),
+            why="rows would be trained again, or never" + (", at another rate" if before != now else ""),
+            fix=f"start as many ranks as then: {n_before}"
+            + ("" if by_batch else f"; or choose per_device_train_batch_size and gradient_accumulation_steps so that "
+               f"a step has {before} rows"),
+        )  # fmt: skip
+
+    def _order_by_batch(self) -> str | None:
+        """Return what makes the order of rows depend on the size of a rank's batches; None: nothing does."""
+        args, usual = self.args, transformers.Trainer
+        reads = (type(self).get_train_dataloader, super().get_train_dataloader.__func__, type(self)._get_train_sampler)
+        found = {
+            "a stream is dealt out to ranks by its files, or by their batches": isinstance(
+                self.train_dataset, IterableDataset
+            ),
+            f"train_sampling_strategy={args.train_sampling_strategy} orders rows by batches": (
+                args.train_sampling_strategy not in ("random", "sequential")
+            ),
+            "dataloader_drop_last leaves out other rows": args.dataloader_drop_last,
+            "split_batches deals out each batch": args.accelerator_config.split_batches,
+            "the Trainer has a loader or a sampler of its own": reads
+            != (Trainer.get_train_dataloader, usual.get_train_dataloader, usual._get_train_sampler),
+        }
+        return next((text for text, is_so in found.items() if is_so), None)
+
+    def _curve(self) -> dict[str, Any]:
+        """Return the settings that change the loss curve, as checkpoints hold them."""
+        given = json.loads(self.args.to_json_string())
+        if given.get("precision") == "auto":
+            given["precision"] = "fp32" if self._products is None else "bf16"
+        rows = self.get_total_train_batch_size(self.args)
+        found = curve(given, self.args.world_size) | {"data_seed": given["data_seed"], _ROWS: rows}
+        return json.loads(json.dumps(found))
 
     def _find_best_next_to_it(self) -> None:
         """Find the best checkpoint in the output folder if the folder of the training was moved."""
@@ -278,7 +383,8 @@ class Trainer(transformers.Trainer):
         return (self._epoch[0], self.state.global_step - self._epoch[1]) if begun is None else begun.place
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
-        """Return loss, predictions and labels of a batch, as transformers' Trainer does."""
+        """Return loss, predictions and labels of a batch, as transformers' Trainer does; training may stop before."""
+        self.stop_in_evaluation()
         with self._targets_of(inputs):
             return super().prediction_step(model, inputs, *given, **named)
 
@@ -329,34 +435,75 @@ class Trainer(transformers.Trainer):
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
             self._norms.read()
+        if control.should_evaluate and self._step_begun is None:  # a step that has begun comes again, and this with it
+            due = [one for one in _FLAGS if getattr(control, one)]
+            self._after_step = _AfterStep(due, random_state(self.args.device))
         super()._maybe_log_save_evaluate(*args, **named)
+        self._after_step = None
+
+    def _do_what_is_due(self, start_time: float) -> None:
+        """Evaluate, and save if need be, after the last step of a training that stopped in this evaluation."""
+        assert self._resumed is not None
+        (checkpoint, due), self._resumed = self._resumed, None
+        self._load_rng_state(checkpoint)
+        for one in due:
+            setattr(self.control, one, True)
+        self._maybe_log_save_evaluate(
+            self._tr_loss, None, self.model_wrapped, self._of_trial, self._epoch[0], self._ignored_keys, start_time
+        )
+        self._random_after = random_state(self.args.device)
+
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        if self._resumed is not None:
+            self._do_what_is_due(start_time)
+        return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _stop_if_asked(self) -> None:
         """Save the completed steps and stop if a signal came, or if memory runs out."""
-        name = stop.requested()
-        shortage = None if self._memory is None else self._memory.shortage()
-        if self.args.world_size > 1:
-            seen = between_ranks.gather([name, shortage], _is_wish)
-            name = next((one for one, _ in seen if one), None)
-            shortage = next((one for _, one in seen if one), None)
+        name, shortage = self._agreed(stop.requested(), None if self._memory is None else self._memory.shortage())
         if name is None and shortage is None:
             return
         why = f"stopped by {name}" if name else f"stopped, as memory runs out ({shortage})"
         raise _stopped(why, name, self.state.global_step, self._saved_now())
 
+    def stop_in_evaluation(self) -> None:
+        """Save the completed steps and stop if a signal came to the training that this evaluation is a part of.
+
+        A resumed training begins with the evaluation. Several ranks stop in those alone that transformers' loop begins
+        after a step, in which all of them take part.
+        """
+        if not self._hears or (self.args.world_size > 1 and self._after_step is None):
+            return
+        name, _ = self._agreed(stop.requested(), None)
+        if name is not None:
+            self._stopped_in = self._after_step
+            folder = self._saved_now()
+            raise _stopped(f"stopped by {name} during the evaluation", name, self.state.global_step, folder)
+
+    def _agreed(self, name: str | None, shortage: str | None) -> tuple[str | None, str | None]:
+        """Return the signal, and the shortage of memory, that any of the ranks has seen."""
+        if self.args.world_size == 1:
+            return name, shortage
+        seen = between_ranks.gather([name, shortage], _is_wish)
+        return next((one for one, _ in seen if one), None), next((one for _, one in seen if one), None)
+
     def _saved_now(self) -> Path | None:
-        """Return the checkpoint of the completed steps, written now if need be; None if there is none to write."""
-        if not self.state.global_step or self.args.save_strategy == SaveStrategy.NO:
+        """Return the checkpoint of the completed steps, written now if need be; None if there is none."""
+        if not self.state.global_step:
             return None
-        folder = Path(self._get_output_dir(None), find.folder_name(self.state.global_step))
-        if not any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders()):
-            self.model.zero_grad()
-            only_model, self.args.save_only_model = self.args.save_only_model, False
-            try:
-                self._save_checkpoint(self.model_wrapped, None)
-            finally:
-                self.args.save_only_model = only_model
-        return folder
+        output_dir = Path(self._get_output_dir(self._of_trial))
+        folder = output_dir / find.folder_name(self.state.global_step)
+        is_there = any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders())
+        if is_there and self._stopped_in is None:
+            return folder
+        self.model.zero_grad()
+        only_model, self.args.save_only_model = self.args.save_only_model, False
+        with ExitStack() as stack:
+            stack.callback(setattr, self.args, "save_only_model", only_model)
+            with between_ranks.together("the completed steps were not saved"):
+                stack.enter_context(lock.locked_if_possible(output_dir))  # with save_strategy no it is not, yet
+            self._save_checkpoint(self.model_wrapped, self._of_trial)
+        return folder if folder in self._own_folders() else None
 
     def _own_folders(self) -> list[Path]:
         assert self._folders is not None
@@ -534,7 +681,10 @@ class Trainer(transformers.Trainer):
             "seed": self.args.seed,
             _PRECISION: "fp32" if self._products is None else "bf16",
             _EPOCH: [*self._place],
+            _SETTINGS: self._curve(),
         }
+        if self._stopped_in is not None:
+            facts[_DUE] = self._stopped_in.due
         if self.args.save_only_model:
             facts[manifest.ONLY_MODEL] = True
         best = self.state.best_model_checkpoint
@@ -542,7 +692,7 @@ class Trainer(transformers.Trainer):
             target = self._folders.write(step, functools.partial(self._fill, model, trial, output_dir), facts)
         except StorageError as error:
             self.state.best_model_checkpoint = best
-            if getattr(self.args, "save_error_policy", "stop") == "stop":
+            if setting(self.args, "save_error_policy") == "stop":
                 raise write.resumable(error, *self._last_saved()) from error
             logger.warning("training continues without this checkpoint: %s", error)
             return
@@ -572,7 +722,7 @@ class Trainer(transformers.Trainer):
             state.save_to_json(str(folder / find.folder_name(state.global_step) / TRAINER_STATE_NAME))
 
     def _require_finite(self) -> None:
-        if getattr(self.args, "max_nonfinite_steps", 0):
+        if setting(self.args, "max_nonfinite_steps"):
             inner = getattr(self.optimizer, "optimizer", self.optimizer)
             finite.require_finite(self.model, inner, f"after step {self.state.global_step}")
 
@@ -583,7 +733,12 @@ class Trainer(transformers.Trainer):
         if self._saving_to is not None or not self.args.should_save:
             write(target)
         else:
+            self._require_another_folder(target)
             output_files.write_model(target, write)
+
+    def _require_another_folder(self, folder: Path) -> None:
+        for base in adapters.bases_of(self.model):
+            adapters.require_another_folder(base, folder, what="the adapter", fix="use another output_dir")
 
     def _write_model(self, state_dict: Any, folder: Path) -> None:
         args, self.args = self.args, SimpleNamespace(output_dir=str(folder), should_save=self.args.should_save)
@@ -613,8 +768,8 @@ class Trainer(transformers.Trainer):
             write_state(Path(output_dir), SCALER, dict(scaler.state_dict()))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Write the random states of all ranks; in the middle of a step, those before it began."""
-        begun = self._step_begun
+        """Write the random states of all ranks; in the middle of a step or an evaluation, those before it began."""
+        begun = self._stopped_in or self._step_begun
         own = random_state(self.args.device) if begun is None else begun.random
         states = between_ranks.gather(own, schema.json_object)
         if self.args.should_save:
@@ -642,6 +797,10 @@ class Trainer(transformers.Trainer):
             self.accelerator.scaler.load_state_dict(found)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self._random_after is not None:
+            set_random_state(self._random_after, self.args.device)
+            self._random_after = None
+            return
         found = None if checkpoint is None else read_state(Path(checkpoint), RANDOM)
         own = None if found is None else found.get(str(self.args.process_index))
         if own is not None:
@@ -692,7 +851,11 @@ class Trainer(transformers.Trainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         folder = Path(checkpoint_folder)
-        output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        try:
+            output_files.write_model(Path(args.output_dir), functools.partial(self._copy_model, folder))
+        except StorageError as error:  # the checkpoint itself is complete
+            logger.warning("%s is not on the hub (%s); the next save is uploaded again", folder.name, error)
+            return
         by_step = args.save_strategy == SaveStrategy.STEPS
         done = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
         message = f"Training in progress, {done}"
@@ -761,8 +924,10 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with exit code 75."""
     if folder is not None:
         what = f"{why} after step {step}: saved in {folder}, no completed step is lost"
+    elif step:
+        what = f"{why} after step {step}: its checkpoint could not be written"
     else:
-        what = f"{why} after step {step}: nothing is saved" if step else f"{why} before the first step was done"
+        what = f"{why} before the first step was done"
     again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
     return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
 

@@ -202,5 +202,23 @@ def require_saved(model: nn.Module) -> None:
         )
 
 
+def require_another_folder(base: str | None, folder: str | Path, *, what: str, fix: str) -> None:
+    """Refuse an output folder that holds the base itself: saving the adapter there would remove its weights."""
+    if base and Path(folder).resolve() == Path(base).resolve():
+        raise ConfigError(
+            what=f"{what} would replace the model that it needs",
+            got=f"the model and the output folder are both {folder}",
+            why="the adapter takes the place of the weights in its output folder, and is nothing without them",
+            fix=fix,
+        )
+
+
+def bases_of(model: nn.Module) -> set[str | None]:
+    """Return the names or folders of the models that the model's adapters were put on; nothing if it has none."""
+    configs: Any = model.peft_config if (names := names_of(model)) else {}
+    loaded = getattr(getattr(unwrapped(model), "config", None), "name_or_path", None)
+    return {loaded, *(configs[name].base_model_name_or_path for name in names)} if names else set()
+
+
 def _peft() -> Any:
     return optional.require("peft", needed_for="a model with its adapters", install="peft")

@@ -44,7 +44,7 @@ OPTIMIZER, _WEIGHTS, _EVALUATION_DATA, _LOSS = "optimizer", "weights", "evaluati
 SCHEDULE = {
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "layerwise_lr_decay",
 }  # fmt: skip
-_IN_GROUPS = {
+IN_GROUPS = {
     "learning_rate": ("lr", "initial_lr"), "layerwise_lr_decay": ("lr", "initial_lr"),
     "adam_beta1": ("betas",), "adam_beta2": ("betas",), "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
@@ -146,12 +146,12 @@ def require_same_settings(
 def config_digest(settings: Mapping[str, Any], n_ranks: int, identity: Mapping[str, Any]) -> str:
     """Return a checksum of everything that a resume compares; `settings` are those in the checkpoint."""
     facts = {name: value for name, value in identity.items() if name != "environment"}
-    return manifest.digest_of({"settings": _curve(settings, n_ranks) | {"data_seed": _data_seed(settings)}, **facts})
+    return manifest.digest_of({"settings": curve(settings, n_ranks) | {"data_seed": _data_seed(settings)}, **facts})
 
 
 def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
     """Return the entries of an optimizer's group that come from the new settings, not from the checkpoint."""
-    wanted = {entry for name in changed for entry in _IN_GROUPS.get(name, ())}
+    wanted = {entry for name in changed for entry in IN_GROUPS.get(name, ())}
     if "optim" in changed:
         wanted |= group.keys() - _LEARNED
     if "optim_args" in changed:
@@ -173,11 +173,16 @@ def _refuse(
 
 def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
     kept, given = _read(folder / ARGUMENTS), json.loads(args.to_json_string())
-    before, now = _curve(kept, manifest.n_ranks_of(folder)), _curve(given, here().n_ranks)
+    before, now = curve(kept, manifest.n_ranks_of(folder)), curve(given, here().n_ranks)
     if kept.get("data_seed") is not None or given["data_seed"] is not None:  # else the order follows seed
         before["data_seed"], now["data_seed"] = _data_seed(kept), _data_seed(given)
     if args.precision == "auto":  # takes what the checkpoint has
         del now["precision"]
+    yield from changed_settings(before, now)
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each setting that differs, and a line with both of its values."""
     for name, value in now.items():
         if name in before and before[name] != value:
             hint = f" ({_MEANT[name]})" if name in _MEANT else ""
@@ -222,7 +227,7 @@ def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str], *
     )
 
 
-def _curve(values: Mapping[str, Any], n_ranks: int) -> dict[str, Any]:
+def curve(values: Mapping[str, Any], n_ranks: int) -> dict[str, Any]:
     """Return the settings that change the loss curve, without those that have no effect in this run."""
     rows, batches = values.get("per_device_train_batch_size", 0), values.get("gradient_accumulation_steps", 0)
     options = options_of(TrainingArguments)

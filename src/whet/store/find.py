@@ -202,11 +202,31 @@ _begun: set[Path] = set()
 
 
 def begins_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
-    """Return what a training that begins now resumes from: `resumes_from` of the first one in the folder."""
+    """Return what a training that begins now resumes from: `resumes_from` of the first one in the folder.
+
+    If nobody asked for that, checkpoints that no run can resume from are nothing to resume from, and no error.
+    """
     place = output_dir.absolute()
     is_first = place not in _begun
     _begun.add(place)
-    return resumes_from(asked, output_dir) if is_first else asked
+    if not is_first:
+        return asked
+    found = resumes_from(asked, output_dir)
+    return found if asked or found != "auto" else _unasked(output_dir)
+
+
+def _unasked(output_dir: Path) -> str | None:
+    """Return "auto", or what it would take without checkpoints of transformers and of models alone; None: nothing."""
+    folders = list_all(output_dir)
+    others = [path for path in folders if _is_of_transformers(path) or manifest.holds_only_model(path)]
+    if not others:
+        return "auto"
+    named = ", ".join(path.name for path in others[-_MOST_NAMED:])
+    logger.warning("%s: no run can resume from %s, of transformers or of the model alone", output_dir, named)
+    if others == folders:
+        return None
+    complete = [path for path in _not_left(folders) if path not in others and not problems_of(path, light=True)]
+    return str(complete[0]) if complete and would_resume(output_dir) in others else "auto"
 
 
 def resumes_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:

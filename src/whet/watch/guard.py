@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, NonFiniteError
 from whet.hardware import memory
 from whet.hardware.memory import MemoryLimit
@@ -102,14 +101,14 @@ class MemoryGuard:
         return max(peak - holds, 0) if peak > self._peak_before else 0
 
 
-def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
-    """Return the guard that the arguments ask for: with the system's limits, with a given limit, or None."""
-    if args.memory_limit_gb == 0:
+def memory_guard(limit_gb: float | None) -> MemoryGuard | None:
+    """Return the guard that `memory_limit_gb` asks for: with the system's limits, with this limit, or None."""
+    if limit_gb == 0:
         return None
-    if args.memory_limit_gb is None:
+    if limit_gb is None:
         cgroups = memory.limited_cgroups()
         return MemoryGuard(lambda: memory.memory_limits(cgroups))
-    limit = int(args.memory_limit_gb * 2**30)
+    limit = int(limit_gb * 2**30)
     return MemoryGuard(lambda: [MemoryLimit(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
 
 

@@ -196,15 +196,20 @@ def handling_signals(wanted: bool | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_signals() -> Iterator[None]:
-    """Note SIGTERM and SIGINT within the block, for `requested`; a signal that the program handles stays with it.
+    """Note the signals within the block, for `requested`; one that the program handles or ignores stays with it.
 
     In another thread than the main one, where Python allows no handlers, nothing is noted.
     """
     if _current.previous_handlers or threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    _handle_these([one for one in SIGNALS[:2] if signal.getsignal(one) in usual], deferred=True)
+    caught = system.caught_signals()
+    usual = {
+        one: signal.getsignal(one) == signal.default_int_handler
+        or (signal.getsignal(one) == signal.SIG_DFL and one not in caught)
+        for one in SIGNALS
+    }
+    _handle_these([one for one in SIGNALS if usual[one]], deferred=True)
     try:
         yield
     finally:

@@ -147,7 +147,10 @@ def _with_adapter(model: Any, job: JobFields, args: TrainingArguments, head: Hea
     if job.lora_r is None:
         return model
     peft = _peft()
-    _require_another_folder(job, args)
+    adapters.require_another_folder(
+        job.model_name_or_path, args.output_dir, what="lora_r",
+        fix="use another --output_dir, or leave --lora_r out to train all weights",
+    )  # fmt: skip
     targets = _targets(model, job.lora_target_modules)
     above = _above(model, args.freeze_layers) if args.freeze_layers else {}
     if above and targets == ALL_LINEAR:
@@ -188,17 +191,6 @@ def _with_adapter(model: Any, job: JobFields, args: TrainingArguments, head: Hea
         logger.info("%s", quantise(wrapped, n_bits))
     _say_share(wrapped, n_weights)
     return wrapped
-
-
-def _require_another_folder(job: JobFields, args: TrainingArguments) -> None:
-    """Refuse an output folder that holds the model itself: saving the adapter there would remove its weights."""
-    if Path(args.output_dir).resolve() == Path(job.model_name_or_path).resolve():
-        raise ConfigError(
-            what="lora_r would replace the model that it needs",
-            got=f"model_name_or_path and output_dir {args.output_dir}",
-            why="the adapter takes the place of the weights in its output folder, and is nothing without them",
-            fix="use another --output_dir, or leave --lora_r out to train all weights",
-        )
 
 
 def _say_share(wrapped: Any, n_weights: int) -> None:

@@ -69,6 +69,9 @@ class PlacedDropout(nn.Dropout):
         return f"{super().extra_repr()}, site={self.site.number}"
 
 
+PlacedDropout.__name__ = nn.Dropout.__name__  # by which snippets for Monte Carlo dropout look for dropouts
+
+
 def drop_of(module: PlacedDropout) -> Drop | None:
     """Return the dropout of this use of the module; None if nothing is dropped."""
     if not module.training or module.p == 0.0:
