@@ -36,13 +36,18 @@ def folder_of(name: str, flag: str = "--model") -> Path:
         return Path(name)
     folder = model_folder(ModelSource(model=name, flag=flag))
     if exported.about_folder(str(folder)) is not None:
-        raise ConfigError(
-            what="the model on the hub is an export",
-            got=name,
-            why="of the hub whet reads weights in safetensors, and an export is the graph of another runtime",
-            fix=f"download it: hf download {name} --local-dir EXPORT; then name that folder in {flag}",
-        )
+        raise export_of_hub(name, flag)
     return folder
+
+
+def export_of_hub(name: str, flag: str) -> ConfigError:
+    """Return the error for a name on the hub, given by `flag`, under which there is a folder of `whet export`."""
+    return ConfigError(
+        what="the model on the hub is an export",
+        got=name,
+        why="of the hub whet reads weights in safetensors, and an export is the graph of another runtime",
+        fix=f"download it: hf download {name} --local-dir EXPORT; then name that folder in {flag}",
+    )
 
 
 def read_reading(folder: Path) -> dict[str, Any]:
