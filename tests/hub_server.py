@@ -117,7 +117,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path.startswith("/api/models/") and "/tree/" in path:
+            asked = re.match("/api/models/([^/]+/[^/]+)", path)
+            if asked is not None and asked[1] not in hub.repositories:
+                self._send(b"{}", 404, "application/json", X_Error_Code="RepoNotFound")
+            elif path.startswith("/api/models/") and "/tree/" in path:
                 name = path.removeprefix("/api/models/").partition("/tree/")[0]
                 files = hub.repositories[name]
                 found = [(one, files[one]) for one in files]

@@ -21,6 +21,7 @@ import hub_server
 from stop_at import stop_at
 from text_tasks import topic_rows, words, write_csv
 from whet.cli.main import run
+from whet.config.upload import upload_command
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_STOPPED_AND_SAVED
 from whet.jobs import model_card
 from whet.watch import stop
@@ -278,6 +279,62 @@ def test_adapter_is_uploaded_without_paths_of_this_machine(
         assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(encoder)
         assert not (out / "checkpoint-2" / "README.md").exists()
         assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+
+
+def test_adapter_in_a_checkpoint_of_the_hub_resumes_without_the_path_of_its_model(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    encoder = Path(shutil.copytree(sentence_encoder, tmp_path / "encoder"))
+    flags = ["--push_to_hub", "--hub_always_push", "--hub_strategy", "checkpoint", "--lora_r", "2"]
+    assert run(_command(encoder, tmp_path / "out", topics, *flags, max_steps=2)) == 0
+    assert hub.messages == [
+        *(f"Training in progress, checkpoint-{n}{more}" for n in (1, 2) for more in ("", ", to resume from")),
+        "End of training",
+    ], "a model and the settings of its adapter are one commit"
+    there = tmp_path / "there" / "checkpoint-2"
+    there.mkdir(parents=True)
+    for name, content in hub.repositories["me/out"].items():
+        if name.startswith("last-checkpoint/"):
+            (there / Path(name).name).write_bytes(content)
+    assert json.loads((there / "adapter_config.json").read_text())["base_model_name_or_path"] == "encoder"
+    assert str(encoder) in (tmp_path / "out" / "checkpoint-2" / "adapter_config.json").read_text()
+    again = _command(encoder, tmp_path / "again", topics, "--lora_r", "2", max_steps=3, resume_from_checkpoint=there)
+    assert run(again) == 0
+
+
+def test_adapter_that_is_uploaded_by_hand_is_corrected_first(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    hub.refuses_commits = True
+    flags = ["--push_to_hub", "--hub_strategy", "end", "--lora_r", "2"]
+    settings = tmp_path / "out" / "adapter_config.json"
+    name = "the name that the model of the adapter has on the hub"
+    wanted = f"in {settings} write {name}, in place of {sentence_encoder};"
+    assert run(_command(sentence_encoder, tmp_path / "out", topics, *flags, max_steps=1)) == EXIT_IO
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"fix: {wanted} then run: hf upload me/out" in said
+    assert run(words("classify", sentence_encoder, tmp_path / "out", "--push_to_hub")) == EXIT_BAD_CONFIG
+    assert wanted in " ".join(capsys.readouterr().err.split())
+
+
+def test_upload_replaces_the_model_of_another_kind(
+    hub: hub_server.Hub, sentence_encoder: Path, topics: Path, tmp_path: Path
+) -> None:
+    """An adapter next to the new weights would be preferred to them, and modules.json is another class."""
+    others = {"README.md", ".gitattributes", "notes.txt", "last-checkpoint/adapter_config.json"}
+    earlier = {"adapter_config.json", "adapter_model.safetensors", "model-00001-of-00002.safetensors", "modules.json",
+               "model.safetensors.index.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+               "model_card.txt"}  # fmt: skip
+    for name in ("me/out", "me/hand"):
+        hub.repositories[name] = dict.fromkeys(earlier | others, b"earlier")
+    flags = ["--push_to_hub", "--hub_strategy", "end"]
+    assert run(_command(sentence_encoder, tmp_path / "out", topics, *flags, max_steps=1)) == 0
+    _upload_by_hand(hub, upload_command(tmp_path / "out", "me/hand"))
+    for name in ("me/out", "me/hand"):
+        assert {*hub.repositories[name]} == TRAINED | others | {"model_card.txt"}
+        assert hub.repositories[name]["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
 
 
 def test_settings_of_an_upload_without_one_are_refused(

@@ -17,8 +17,8 @@ from typing import Any
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[int]:
-    """Run the script of this folder within the block; give its port."""
+def serving(folder: Path, end: signal.Signals = signal.SIGINT) -> Iterator[int]:
+    """Run the script of this folder within the block, which `end` stops; give its port."""
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, str(folder / "serve.py"), "--port", str(port)], stderr=subprocess.DEVNULL
@@ -26,7 +26,7 @@ def serving(folder: Path) -> Iterator[int]:
     try:
         yield port
     finally:
-        server.send_signal(signal.SIGINT)
+        server.send_signal(end)
         assert server.wait(30) == 0
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import sentences
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hub_cache import cached
 from whet.cli.main import run
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
@@ -162,6 +163,27 @@ def test_a_download_of_the_other_kind_is_refused(
         assert said in capsys.readouterr().err, words
     for reranker in ("some/reranker", "some/saved"):
         whet("search", "some/encoder", *search, "--reranker", reranker)
+
+
+def test_the_kind_of_a_model_of_the_hub_is_told_as_that_of_a_folder(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class of transformers in either is one that other tasks have, too."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    library.CrossEncoder(str(classifier(encoder_folder, tmp_path / "one", 1)), device="cpu").save(
+        str(tmp_path / "reranker")
+    )
+    embedder(encoder_folder, tmp_path / "embedder")
+    file, output = write(tmp_path / "rows.csv", query=texts(1), text=texts(2)), tmp_path / "found.jsonl"
+    for name, asked in (("reranker", []), ("embedder", ["--text_column_names", "query"])):
+        cached(tmp_path / name, tmp_path / "cache", f"some/{name}")
+        found = []
+        for model in (tmp_path / name, f"some/{name}"):
+            whet("predict", model, "--file", file, "--output", output, *asked)
+            found.append(lines_of(output))
+        assert found[0] == found[1]
+        assert {"reranker": "score", "embedder": "vector"}[name] in found[0][0]
 
 
 # ---- prompts ----

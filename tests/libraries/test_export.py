@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,7 @@ import transformers
 from export_server import posted, serving
 from torch import Tensor
 
+from hub_cache import cached
 from saved_decoder import save_decoder
 from text_tasks import (
     SAILING,
@@ -172,6 +176,35 @@ def test_a_question_that_is_too_long_is_an_error_and_not_the_end(
         file = write_lines(tmp_path / "rows.jsonl", [{"id": "0", **question}])
         assert run(["predict", str(trained["qa"]), "--file", str(file), "--output", str(tmp_path / "o")]) != 0
         assert "leaves too little room for its context" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_finishes_its_answers(end: signal.Signals, exports: dict[str, Path]) -> None:
+    """Without a handler, SIGTERM has no effect on the first process of a container."""
+    question = {"question": "what?", "context": ". ".join(SAILING)}
+    body = json.dumps(question).encode()
+
+    def rest() -> bytes:
+        time.sleep(1)
+        asking.sendall(body[9:])
+        return asking.makefile("rb").read()
+
+    with ThreadPoolExecutor() as threads:
+        with serving(exports["qa"], end) as port:
+            wanted = posted(port, question)
+            asking = socket.create_connection(("127.0.0.1", port))
+            asking.sendall(b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9])
+            time.sleep(0.3)
+            answer = threads.submit(rest)
+        assert json.loads(answer.result().partition(b"\r\n\r\n")[2]) == wanted
+        asking.close()
+
+
+def test_the_script_answers_from_the_cache_of_the_hub(exports: dict[str, Path], tmp_path: Path) -> None:
+    """There each file is a link to one in another folder, also that of the weights next to the graph."""
+    assert (exports["qa"] / "model.onnx.data").is_file()
+    asked = [{"question": "what?", "context": ". ".join(SAILING)}]
+    assert served(cached(exports["qa"], tmp_path, "me/reader"), asked) == served(exports["qa"], asked)
 
 
 def test_the_script_reads_utf_8_and_nothing_ends_it(exports: dict[str, Path]) -> None:

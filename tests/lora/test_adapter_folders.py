@@ -153,22 +153,31 @@ def test_model_that_moved_is_named_by_a_flag(
     assert _printed([*line, "--base_model_name_or_path", str(model)], capfd) == wanted
 
 
-@pytest.mark.parametrize("command", ["generate", "merge"])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("generate", "--base_model_name_or_path"),
+        ("merge", "--base_model_name_or_path"),
+        ("merge", "--model_name_or_path"),
+    ],
+)
 def test_model_that_changed_is_refused(
-    command: str, adapters: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    command: str, flag: str, adapters: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One weight is enough."""
+    """One weight is enough. `whet merge` had another name for the flag."""
     adapter, folder = _moved(adapters, "lm", tmp_path)
     model: Any = LlamaForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] += 1e-3
     model.save_pretrained(folder)
     line = {
-        "generate": ["--prompt", "the boat", "--base_model_name_or_path", str(folder)],
-        "merge": ["--output_dir", str(tmp_path / "merged"), "--model_name_or_path", str(folder)],
+        "generate": ["--prompt", "the boat"],
+        "merge": ["--output_dir", str(tmp_path / "merged")],
     }[command]
-    assert run([command, str(adapter), *line]) == EXIT_BAD_CONFIG
-    assert "the adapter was trained on other weights" in capfd.readouterr().err
+    assert run([command, str(adapter), *line, flag, str(folder)]) == EXIT_BAD_CONFIG
+    shown = " ".join(capfd.readouterr().err.split())
+    assert "the adapter was trained on other weights" in shown
+    assert "name the model that it was trained on in --base_model_name_or_path" in shown
 
 
 def test_model_in_shards_has_the_same_digest(adapters: dict[str, Path], tmp_path: Path) -> None:

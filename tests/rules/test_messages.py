@@ -28,6 +28,8 @@ _OF_PROGRAMS = {
     "torchrun": {"nproc_per_node"},
     "kubectl": {"from-file"},
     "--include": {"include"},
+    "--delete": {"delete"},
+    "--extra-index-url": {"extra-index-url"},
     "--revision": {"revision"},
     "--wait": {"wait"},
     "--tail": {"tail"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from hostile_models import KINDS, make_all
 from tiny_qa import trained_tokenizer
 
+from hub_cache import cached
 from tiny import FAMILIES, tiny_model
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
@@ -71,23 +71,9 @@ def test_the_real_encoder_loads(minilm_dir: Path) -> None:
     assert load_qa_model(source).config.num_hidden_layers == 6
 
 
-def _cache_of(folder: Path, cache: Path, name: str) -> Path:
-    """Lay the folder out as the hub's client keeps a download; return the snapshot."""
-    repo = cache / f"models--{name.replace('/', '--')}"
-    snapshot = repo / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0" * 40, "utf-8")
-    (repo / "blobs").mkdir()
-    for path in folder.iterdir():
-        shutil.copy(path, repo / "blobs" / f"blob-{path.name}")
-        (snapshot / path.name).symlink_to(Path("../..") / "blobs" / f"blob-{path.name}")
-    return snapshot
-
-
 def test_a_name_on_the_hub_is_loaded_from_its_cache_and_checked_the_same(encoder: Path, tmp_path: Path) -> None:
     """Without a network: HF_HUB_OFFLINE is set for all tests."""
-    snapshot = _cache_of(encoder, tmp_path, "some/model")
+    snapshot = cached(encoder, tmp_path, "some/model")
     for revision in ("main", "0" * 40):
         source = ModelSource(model="some/model", cache_dir=str(tmp_path), revision=revision)
         assert load_qa_model(source).config._name_or_path == "some/model"
@@ -103,7 +89,7 @@ def test_a_name_on_the_hub_is_loaded_from_its_cache_and_checked_the_same(encoder
 
 def test_a_link_through_the_store_of_a_false_snapshot_leaves_too(encoder: Path, tmp_path: Path) -> None:
     """The store beside the snapshot is itself a link: what lies in it is elsewhere."""
-    snapshot = _cache_of(encoder, tmp_path, "some/model")
+    snapshot = cached(encoder, tmp_path, "some/model")
     store = snapshot.parents[1] / "blobs"
     store.rename(tmp_path / "elsewhere")
     store.symlink_to(tmp_path / "elsewhere")

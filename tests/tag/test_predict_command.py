@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from tiny_qa import command, load, squad, without_answers, write_json
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hub_cache import cached
 from text_tasks import load_lines, overflowing, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO, EXIT_NON_FINITE, NonFiniteError
@@ -243,6 +245,60 @@ def test_settings_of_this_folder_are_not_those_of_a_name_on_the_hub(
     shutil.copy(classifier / "whet_task.json", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert read_reading(Path("checkpoint-60")) == read_reading(Path("bert-base-uncased")) == {}
+
+
+def test_a_model_of_the_hub_reads_as_in_its_training(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns and windows of its texts come from the file next to its weights."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    cached(classifier, tmp_path / "cache", "some/classifier")
+    rows = [{"said": f"{row['text']} " * 9, "topic": row["label"], "also": row["text"]} for row in topic_rows()]
+    file, found = write_lines(tmp_path / "new.jsonl", rows), []
+    for model in (str(classifier), "some/classifier"):
+        output = tmp_path / "found.jsonl"
+        assert run(["predict", model, "--file", str(file), "--output", str(output), "--window_pooling", "max"]) == 0
+        found.append(output.read_text("utf-8"))
+    assert found[0] == found[1]
+    capsys.readouterr()
+    pairs = {"validation_file": file, "text_column_names": "said", "text_pair_column_names": "also"}
+    line = words("classify", Path("some/classifier"), tmp_path / "out", "--do_eval", label_column_name="topic", **pairs)
+    assert run(line) == EXIT_BAD_DATA
+    assert "training of the model: one text; validation: a pair" in capsys.readouterr().err
+
+
+def test_answers_of_a_model_of_the_hub_are_chosen_as_in_its_training(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    file = write_json(tmp_path / "train.json", squad(version_2=True))
+    options = {"train_file": file, "max_steps": 1, "null_score_diff_threshold": -1e6}
+    assert run(command(encoder, tmp_path / "out", "--do_train", "--version_2_with_negative", **options)) == 0
+    cached(tmp_path / "out", tmp_path / "cache", "some/reader")
+    (tmp_path / "notes.txt").write_text(squad()["data"][0]["paragraphs"][0]["context"], "utf-8")
+    said = []
+    for model in (str(tmp_path / "out"), "some/reader"):
+        capsys.readouterr()
+        asked = ["--context", str(tmp_path / "notes.txt"), "--question", "who?", "--version_2_with_negative"]
+        assert run(["ask", model, *asked]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "(no answer in the text)" in said[0].splitlines()[1]
+
+
+def test_an_export_of_the_hub_is_to_be_downloaded(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    about = {"head": "AutoModelForSequenceClassification", "format": "onnx", "inputs": ["input_ids"]}
+    kept = shutil.ignore_patterns("*.safetensors")
+    folder = Path(shutil.copytree(classifier, tmp_path / "export", ignore=kept))
+    (folder / "export.json").write_text(json.dumps({"whet": about}), "utf-8")
+    cached(folder, tmp_path / "cache", "some/export")
+    file = write_lines(tmp_path / "new.jsonl", [{"said": "bread"}])
+    for line in (["predict", "some/export", "--file", str(file)], ["export", "some/export"]):
+        assert run(line) == EXIT_BAD_CONFIG
+        assert "fix: download it: hf download some/export --local-dir EXPORT" in capsys.readouterr().err
 
 
 def _asked(classifier: Path, folder: Path, output: object) -> list[str]:

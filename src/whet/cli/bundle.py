@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from whet import tasks
 from whet.config.command_line import Command
-from whet.config.rules.ranges import Rule, is_given
+from whet.config.rules.ranges import Rule, is_given, only_with
 from whet.config.settings import checked
 
 RULES: tuple[Rule, ...] = (
@@ -13,6 +14,13 @@ RULES: tuple[Rule, ...] = (
         what="no file is named",
         why="a bundle is one file",
         fix="name the file to write: whet bundle FILE",
+    ),
+    only_with(
+        "has_a_model_on_its_base",
+        "model_name_or_path",
+        ("base_model_name_or_path",),
+        why="it names the model under an adapter",
+        fix="name the adapter's folder in --model_name_or_path, or leave --base_model_name_or_path out",
     ),
 )
 
@@ -25,7 +33,9 @@ class BundleArguments:
     output: str = field(default="", metadata={"required": True})
     """File to write, such as offline.tar. Comes first, with or without its flag."""
     model_name_or_path: str | None = None
-    """Folder of a model, or its name on the hub, to go with it."""
+    """Folder of a model, or its name on the hub, to go with it; the model under an adapter goes, too."""
+    base_model_name_or_path: str | None = None
+    """For an adapter: the model that it was trained on. null: the one that the adapter names."""
     extras: str = ""
     """Optional parts of whet to go with it, separated by commas: embed,onnx."""
 
@@ -34,7 +44,11 @@ def _run(asked: BundleArguments) -> int:
     from whet.jobs.bundle import run_bundle
 
     extras = [name.strip() for name in asked.extras.split(",") if name.strip()]
-    return run_bundle(asked.output, asked.model_name_or_path, extras)
+    of_library = [task.knows for task in tasks.tasks() if not task.by_engine]
+    return run_bundle(
+        asked.output, asked.model_name_or_path, asked.base_model_name_or_path, extras,
+        lambda folder: any(knows(folder) for knows in of_library),
+    )  # fmt: skip
 
 
 COMMAND = Command(

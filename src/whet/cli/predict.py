@@ -31,17 +31,17 @@ def _run(asked: PredictArguments) -> int:
     require_file(Path(asked.file))
 
     from whet.jobs.predict.outputs import require_room_for_json
-    from whet.jobs.predict.trained import read_reading
+    from whet.jobs.predict.trained import folder_of, read_reading
     from whet.models.loading.adapter import trained_head
 
     require_room_for_json(asked)
+    folder = folder_of(asked.model)
+    reading = read_reading(folder)
     for task in _PREDICTING:
-        if task.knows(Path(asked.model)):
-            reading = read_reading(Path(asked.model))
+        if task.knows(folder):
             return _predict(task, asked, reading if reading.get("task") == task.name else {})
     head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
     fitting = [task for task in tasks.tasks() if head in (None, task.head)]
-    reading = read_reading(Path(asked.model))
     by_record = [task for task in fitting if task.name == reading.get("task")]
     by_head = [] if head is None else fitting
     for task in by_record or by_head:

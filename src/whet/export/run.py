@@ -31,6 +31,7 @@ from whet.export.arguments import ExportArguments, needs_texts
 from whet.export.head_model import HeadModel
 from whet.export.subject import Arrays, Subject
 from whet.hardware import cpu
+from whet.jobs.predict.trained import folder_of
 from whet.jobs.task import Task
 from whet.models.loading import exported, heads
 from whet.models.loading.adapter import is_adapter, trained_head
@@ -75,7 +76,8 @@ def run_export(asked: ExportArguments) -> int:
 def _task_of(asked: ExportArguments) -> Task:
     """Return the task that the model was trained for; ConfigError if whet exports no such model to this format."""
     model = asked.model
-    found = next((task for task in tasks.tasks() if task.knows(Path(model))), None)
+    folder = folder_of(model)
+    found = next((task for task in tasks.tasks() if task.knows(folder)), None)
     if found is None:
         head, named = trained_head(model, [task.head for task in tasks.tasks()])
         found = next((task for task in tasks.tasks() if task.by_engine and task.head is head), None)

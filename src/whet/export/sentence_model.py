@@ -17,7 +17,7 @@ from whet.errors import ConfigError, DataError
 from whet.export import check
 from whet.export.arguments import ExportArguments, needs_texts
 from whet.export.subject import Arrays, Data, Row, Rows, inputs_of, padding_of, require_padding, require_same_rows
-from whet.jobs.predict.trained import NAME, read_reading
+from whet.jobs.predict.trained import NAME, folder_of, read_reading
 from whet.jobs.task import Task
 from whet.jobs.tokenising.encode import row_length
 from whet.jobs.tokenising.rows import RowOptions, truncation
@@ -94,7 +94,7 @@ class SentenceModel:
             texts = [_Text(text[:50], text) if task.name == "rerank" else _Text(text) for text in made_up]
         return cls(
             task, asked.model, model, _Outputs(task.name, model), rows, texts, [one.row(model) for one in texts],
-            calibration, data, examples.get("validation"), read_reading(Path(asked.model)),
+            calibration, data, examples.get("validation"), read_reading(folder_of(asked.model)),
             asked.per_device_eval_batch_size,
         )  # fmt: skip
 

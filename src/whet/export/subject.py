@@ -22,7 +22,7 @@ from whet.errors import ConfigError, WhetError
 from whet.export import check
 from whet.export.arguments import ExportArguments
 from whet.jobs.fields import JobFields
-from whet.jobs.predict.trained import read_reading
+from whet.jobs.predict.trained import folder_of, read_reading
 from whet.jobs.task import Task
 from whet.models.loading.folder_check import file_of_run
 from whet.models.loading.special_tokens import no_padding_token
@@ -245,7 +245,7 @@ class Data:
         known = {one.name for one in fields(kind)}
         own = known - {one.name for one in fields(JobFields)} - {*_OF_TRAINING}
         recorded = _recorded(asked.model)
-        reading = {name: value for name, value in read_reading(Path(asked.model)).items() if value is not None}
+        reading = {name: value for name, value in read_reading(folder_of(asked.model)).items() if value is not None}
         values = {name: found[name] for found in (recorded, reading) for name in (*own, *_OF_DATA) if name in found}
         values = {name: value for name, value in values.items() if value is not None} | _given(asked, known)
         notes: list[str] = []

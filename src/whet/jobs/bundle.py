@@ -1,8 +1,9 @@
 """`whet bundle`: this installation, a model and the guide in one file, for machines without a network.
 
-The wheels are those of the packages that whet needs here, at the versions that are installed here: what is installed
-there is what was tried here. So the other machine needs the same kind of processor and the same Python. Its script
-checks every file, makes an environment and installs without asking any index.
+The wheels are those of the packages that whet needs here, at the versions that are installed here, from where they were
+installed: what is installed there is what was tried here. So the other machine needs the same kind of processor and the
+same Python. Its script checks every file, makes an environment and installs without asking any index. A model comes
+with what it needs there: an adapter with the weights under it, a checkpoint with what lies around it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from whet import json_output, system
 from whet.console import amount, plural
@@ -29,29 +35,35 @@ from whet.watch import printing
 
 _GUIDE = ("docs", "skills", "llms.txt", "README.md")
 """What a source tree has of the guide; a wheel has none of it."""
-_NOT_OF_THE_HUB = ["*.bin", "*.py", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.ckpt", "openvino/*"]
+_NOT_OF_THE_HUB = ["*.bin", "*.py", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.ckpt", "openvino*"]
 """Pickles and code, which whet does not read, and weights for other runtimes."""
 _FREE = 1.1
 """Free bytes for each byte of the files, while they are put into the archive."""
 
 
-def run_bundle(file: str, model: str | None, extras: Sequence[str]) -> int:
-    """Write the bundle and show what is in it."""
+def run_bundle(
+    file: str, model: str | None, base: str | None, extras: Sequence[str], is_of_library: Callable[[Path], bool]
+) -> int:
+    """Write the bundle and show what is in it.
+
+    `is_of_library` returns whether a folder holds a model of sentence-transformers.
+    """
     output = Path(file).absolute()
     if os.path.lexists(output):
         fix = "name another file, or remove it"
         raise OutputError(what="the file exists", got=str(output), why="a bundle replaces nothing", fix=fix)
     packages = needed(extras)
+    wanted = requirements([*packages, "pip", DISTRIBUTION])
     json_output.add_outputs(bundle=output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
             root = Path(scratch) / f"whet-{__version__}"
-            own = collect_model(model, root / "models")
-            printing.show_wrapped(f"wheels: {plural(len(packages) + 2, 'package')} at the versions installed here")
-            collect_wheels(packages, root / "wheels")
+            names = [] if model is None else collect_model(model, base, root / "models", extras, is_of_library)
+            printing.show_wrapped(f"wheels: {plural(len(wanted), 'package')} at the versions installed here")
+            collect_wheels(wanted, root / "wheels")
             left_out = collect_guide(root)
-            write_script(root, own)
+            write_script(root, *names)
             write_sums(root)
             size = pack(root, output)
     except OSError as error:
@@ -112,58 +124,181 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def collect_wheels(packages: Mapping[str, str], folder: Path) -> None:
-    """Get the wheels of these packages, of pip and of whet, by pip and its settings."""
-    words = ["wheel", "-q", "--no-deps", "-w", str(folder)]
-    exact = [f"{name}=={version}" for name, version in packages.items()]
-    try:
-        pip = [f"pip=={metadata.version('pip')}"]
-    except metadata.PackageNotFoundError:
+def requirements(packages: Iterable[str]) -> list[str]:
+    """Return what pip gets the installed code of each package by: its version, or where it was installed from.
+
+    Raises ConfigError naming packages that are not installed, or whose folder or file is not there any more.
+    """
+    found, gone, missing = [], {}, []
+    for name in packages:
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        release, said = f"{name}=={package.version}", json.loads(package.read_text("direct_url.json") or "{}")
+        url = said.get("url", "")
+        parts = urlsplit(url)
+        place = url2pathname(parts.path)
+        if parts.scheme == "file" and not os.path.exists(place):  # noqa: PTH110 - Path.exists raises for some names
+            gone[release] = f"{name} from {place}"
+        found.append(_direct(url, said) if url else release)
+    if missing:  # pip alone: the others were found
         raise ConfigError(
             what="pip is not installed here", got=sys.prefix, why="pip gets the wheels, and goes into the bundle",
             fix="run: python -m ensurepip, or uv pip install pip",
-        ) from None  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="whet-bundle-") as scratch:  # no name of a package is taken for a folder
-        for names in (exact, pip, [_source() or f"{DISTRIBUTION}=={__version__}"]):
-            done = subprocess.run(  # noqa: S603 - pip, with names of packages
-                [sys.executable, "-m", "pip", *words, *names], cwd=scratch, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-                raise ConfigError(
-                    what="pip cannot get the wheels",
-                    got=said,
-                    why="a bundle holds the wheel of every package",
-                    fix="set the index that the packages came from, such as PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS; "
-                    "torch for CPUs: https://download.pytorch.org/whl/cpu",
-                )  # fmt: skip
+        )  # fmt: skip
+    if gone:
+        raise ConfigError(
+            what="packages were installed from places that are not there any more",
+            got=", ".join(gone.values()),
+            why="a bundle is the code that is installed here, and a release of that version may be other code",
+            fix=f"put them back, or install releases: pip install --force-reinstall --no-deps {' '.join(gone)}",
+        )
+    return found
 
 
-def _source() -> str | None:
-    """Return the folder that whet was installed from; None if it came from an index."""
-    text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    url = json.loads(text).get("url", "") if text else ""
-    return url.removeprefix("file://") if url.startswith("file://") else None
+def _direct(url: str, said: Mapping[str, Any]) -> str:
+    """Return the URL of what was installed, as pip takes it; `said` is the package's direct_url.json."""
+    more = {}
+    if (of := said.get("vcs_info")) is not None:
+        url = f"{of['vcs']}+{url}@{of['commit_id']}"
+    elif digest := said.get("archive_info", {}).get("hashes", {}).get("sha256"):
+        more["sha256"] = digest
+    if inside := said.get("subdirectory"):
+        more["subdirectory"] = inside
+    return url + ("#" + "&".join(f"{name}={value}" for name, value in more.items()) if more else "")
 
 
-def collect_model(name: str | None, folder: Path) -> str | None:
-    """Copy the model's files, and return the name of its folder; None if there is no model."""
-    if name is None:
-        return None
-    from whet.models.loading.hub import hub_problem, missing_folder
+def collect_wheels(wanted: Sequence[str], folder: Path) -> None:
+    """Get the wheels of these requirements by pip and its settings.
 
-    flag = "--model_name_or_path"
+    Packages in a build for CPUs, such as 2.13.0+cpu, come from torch's own index, unless pip's settings name places.
+    """
+    for_cpus = [one for one in wanted if "==" in one and one.endswith("+cpu")]
+    if for_cpus and _PLACES.search(_pip("config", "list")):
+        for_cpus = []
+    others = [one for one in wanted if one not in for_cpus]
+    for index, names in (([], others), (["--extra-index-url", TORCH_FOR_CPUS], for_cpus)):
+        if names:
+            _pip("wheel", "-q", "--no-deps", "-w", str(folder), *index, *names)
+
+
+TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"
+_PLACES = re.compile(r"^(global|wheel|:env:)\.(index-url|extra-index-url|find-links|no-index)=", re.MULTILINE)
+
+
+def _pip(*words: str) -> str:
+    """Return what pip prints; ConfigError if it fails."""
+    done = subprocess.run(  # noqa: S603 - pip, with names of packages; -P: no file of this folder is taken for a module
+        [sys.executable, "-P", "-m", "pip", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ConfigError(
+            what="pip cannot get the wheels",
+            got="\n".join((done.stderr or done.stdout).strip().splitlines()[-3:]),
+            why="a bundle holds the wheel of every package",
+            fix="set the index that the packages came from, such as PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS; "
+            f"torch for CPUs: {TORCH_FOR_CPUS}",
+        )
+    return done.stdout
+
+
+def collect_model(
+    name: str, base: str | None, folder: Path, extras: Sequence[str], is_of_library: Callable[[Path], bool]
+) -> tuple[str, str]:
+    """Copy the model's files; return the names of its folder and of that of the model under it, '' if it is no adapter.
+
+    `base` is the model that the adapter was trained on, None the one that it names. Raises ConfigError for a model that
+    would not run there: without its weights, or without a part of whet.
+    """
+    from whet.jobs.predict.trained import NAME, export_of_hub
+    from whet.models.loading.adapter import no_adapter, source_under
+    from whet.models.loading.exported import about_folder
+    from whet.models.loading.folder_check import ADAPTER, CONFIG, file_of_run, read_object
+
+    here, own = _folder_of(name, "main", "--model_name_or_path"), Path(name).resolve().name
+    about, is_adapter, by_library = about_folder(str(here)), (here / ADAPTER).is_file(), is_of_library(here)
+    if about is not None and not Path(name).is_dir():
+        raise export_of_hub(name, "--model_name_or_path")
+    if base is not None and not is_adapter:
+        raise no_adapter(name, base)
+    if is_adapter and by_library:
+        raise ConfigError(
+            what="the adapter is one of sentence-transformers",
+            got=name,
+            why="that library looks for the model under it where the adapter says, and nowhere else",
+            fix="merge it: model.transformers_model.merge_and_unload() of peft; then save it, and name that folder",
+        )
+    _require_extras(name, extras, {
+        "an export": None if about is None else about["format"],
+        "an adapter": "peft" if is_adapter else None,
+        "a model of sentence-transformers": "embed" if by_library else None,
+    })  # fmt: skip
+    if about is None:
+        _require_weights(here, name)
+    _copy(here, folder / own)
+    for left in (NAME, CONFIG):  # of a checkpoint they may lie in the folder around it
+        if not (folder / own / left).exists() and (around := file_of_run(here, left)) is not None:
+            shutil.copyfile(around, folder / own / left)
+    if not is_adapter:
+        return own, ""
+    source = source_under(base, read_object(here / ADAPTER), here)
+    under, its_own = _folder_of(source.model, source.revision, source.flag), Path(source.model).resolve().name
+    its_own = f"{own}-base" if its_own == own else its_own
+    _require_weights(under, source.model)
+    _copy(under, folder / its_own)
+    return own, its_own
+
+
+def _folder_of(name: str, revision: str, flag: str) -> Path:
+    """Return the folder of this name, or of what the hub has of it; raises ConfigError if there is neither."""
+    from whet.models.loading.hub import hub_problem, is_cached, missing_folder, unreachable
+    from whet.models.loading.load import not_loaded
+
     if problem := missing_folder(name, flag) or hub_problem(name, flag, "model"):
         raise ConfigError.of([problem])
-    own = Path(name).resolve().name
     if Path(name).is_dir():
-        shutil.copytree(name, folder / own, ignore=shutil.ignore_patterns("checkpoint-*", "__pycache__", ".*"))
-        return own
+        return Path(name)
     from huggingface_hub import snapshot_download
 
-    snapshot_download(name, local_dir=folder / own, ignore_patterns=_NOT_OF_THE_HUB)
-    shutil.rmtree(folder / own / ".cache", ignore_errors=True)
-    return own
+    is_alone = is_cached(name, "model") and unreachable() is not None
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, ignore_patterns=_NOT_OF_THE_HUB, local_files_only=is_alone)
+        )
+    except Exception as error:  # what the client and the network raise, of any type
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
+        raise not_loaded("model", name, error, flag) from error
+
+
+def _copy(model: Path, place: Path) -> None:
+    is_of_hub = model.parent.name == "snapshots"  # the cache may hold files that were not asked for
+    ignored = _NOT_OF_THE_HUB if is_of_hub else ("checkpoint-*", "__pycache__")
+    shutil.copytree(model, place, ignore=shutil.ignore_patterns(*ignored, ".*"))
+
+
+def _require_extras(name: str, extras: Sequence[str], needs: Mapping[str, str | None]) -> None:
+    """Raise ConfigError if an extra that the model needs is not among those that go with it."""
+    if lost := {kind: part for kind, part in needs.items() if part is not None and part not in extras}:
+        raise ConfigError(
+            what="the bundle would lack a part of whet that the model needs",
+            got=f"{name}: {' and '.join(lost)}",
+            why="nothing is installed later where there is no network",
+            fix=f"add it: --extras {','.join([*extras, *lost.values()])}",
+        )
+
+
+def _require_weights(model: Path, name: str) -> None:
+    """Raise ConfigError for a model, also of sentence-transformers, whose folder holds no safetensors."""
+    if not any(any(model.glob(one)) for one in ("*.safetensors", "[0-9]*_*/*.safetensors")):
+        raise ConfigError(
+            what="the model has no weights that whet reads",
+            got=name,
+            why="weights are read from files of safetensors, and no others go into a bundle",
+            fix="save it once by save_pretrained of transformers, and name that folder",
+        )
 
 
 def collect_guide(root: Path) -> list[str]:
@@ -182,25 +317,26 @@ def collect_guide(root: Path) -> list[str]:
 _SCRIPT = Path(__file__).with_name("bundle_install.sh")
 
 
-def write_script(root: Path, model: str | None) -> None:
-    """Write the script that installs."""
+def write_script(root: Path, model: str = "", base: str = "") -> None:
+    """Write the script that installs; `model` and `base` are names of folders that it prints, if they are not empty."""
     values = {
         "VERSION": __version__, "PYTHON": ".".join(map(str, sys.version_info[:2])), "MACHINE": platform.machine(),
-        "MODEL": f"; the model: $here/models/{model}" if model else "",
+        "MODEL": shlex.quote(model), "BASE": shlex.quote(base),
     }  # fmt: skip
-    text = _SCRIPT.read_text("utf-8")
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    (root / "install.sh").write_text(text, "utf-8")
+    text = re.sub("@([A-Z]+)@", lambda found: values[found[1]], _SCRIPT.read_text("utf-8"))
+    (root / "install.sh").write_text(text, "utf-8", errors="surrogateescape")
 
 
 def write_sums(root: Path) -> None:
-    """Write the SHA-256 of every file, as sha256sum reads them."""
+    """Write the SHA-256 of every file, as sha256sum reads them: of an odd name it escapes the letters."""
     lines = []
     for path in _files(root):
+        name = path.relative_to(root).as_posix()
+        escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
         with path.open("rb") as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.relative_to(root).as_posix()}\n")
-    (root / "SHA256SUMS").write_text("".join(lines), "utf-8")
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{'' if escaped == name else chr(92)}{digest}  {escaped}\n")
+    (root / "SHA256SUMS").write_text("".join(lines), "utf-8", errors="surrogateescape")
 
 
 def pack(root: Path, output: Path) -> int:

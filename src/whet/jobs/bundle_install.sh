@@ -15,4 +15,8 @@ fi
 pip=$(echo "$here"/wheels/pip-*.whl)
 "$target/bin/python" "$pip/pip" install --quiet --no-index --no-deps "$here"/wheels/*.whl
 "$target/bin/whet" --version
-echo "run: $target/bin/whet --help@MODEL@"
+model=@MODEL@ base=@BASE@
+said="run: $target/bin/whet --help"
+[ -z "$model" ] || said="$said; the model: $here/models/$model"
+[ -z "$base" ] || said="$said, with --base_model_name_or_path $here/models/$base"
+printf '%s\n' "$said"

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from typing import Any
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
 from whet.config.settings import options_of
-from whet.config.upload import MODEL_FILES, upload_command
+from whet.config.upload import ADAPTER, EARLIER_MODEL, MODEL_FILES, before_upload, upload_command
 from whet.errors import ConfigError, StorageError, hide_secrets
 from whet.jobs.fields import JobFields
 from whet.jobs.model_card import published_base
 from whet.log import logger
-from whet.models.loading.folder_check import ADAPTER
 from whet.models.loading.hub import unreachable
+from whet.store import manifest
 from whet.watch import stop
 
 _NEWEST = "last-checkpoint"
@@ -60,7 +60,7 @@ class Upload:
             self._running.join()
         try:
             staged = self._link(Path(folder))
-        except OSError as error:  # the checkpoint itself is complete
+        except (OSError, ValueError) as error:  # the checkpoint itself is complete
             remove_staged(self._staging.parent)
             self._say_failed(Path(folder).name, error)
             return
@@ -78,14 +78,16 @@ class Upload:
         try:
             if self._running is not None:
                 self._running.join()
-            self._push(Path(self._args.output_dir), "End of training", patterns=MODEL_FILES)
+            trained = Path(self._args.output_dir)
+            is_adapter = (trained / ADAPTER).is_file()
+            self._push(self._link(trained, MODEL_FILES) if is_adapter else trained, "End of training")
         except Exception as error:  # what the client and the network raise, of any type
             folder = self._args.output_dir
             raise StorageError(
                 what="the trained model is not on the hub",
                 got=hide_secrets(f"{self.repository}: {_said(error)}"),
                 why=f"the upload failed; the model and all results are complete in {folder}",
-                fix=f"run: {self.command}",
+                fix=f"{before_upload(folder) or 'run: '}{self.command}",
             ) from error
         finally:
             self.close()
@@ -96,12 +98,15 @@ class Upload:
         self._is_closed = True
         remove_staged(self._staging.parent)
 
-    def _link(self, folder: Path) -> Path:
-        """Return a folder with the files of a checkpoint, which are kept when the checkpoint is deleted."""
+    def _link(self, folder: Path, patterns: Sequence[str] = ("**/*",)) -> Path:
+        """Return a folder with these files of the other as the hub gets them.
+
+        They are kept when the other folder, a checkpoint, is deleted.
+        """
         remove_staged(self._staging.parent)
-        staged = self._staging / folder.name
+        staged = self._staging / folder.absolute().name
         staged.mkdir(parents=True)
-        for path in folder.rglob("*"):
+        for path in {path for one in patterns for path in folder.glob(one)}:
             if path.is_file() and not path.is_symlink():
                 target = staged / path.relative_to(folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,11 +114,12 @@ class Upload:
                     os.link(path, target)
                 except OSError:  # a file system without links
                     shutil.copyfile(path, target)
+        _publish_adapter(staged)
         return staged
 
     def _push_checkpoint(self, staged: Path, name: str, strategy: str) -> None:
         try:
-            self._push(staged, f"Training in progress, {name}", patterns=MODEL_FILES)
+            self._push(staged, f"Training in progress, {name}")
             if strategy in ("checkpoint", "all_checkpoints"):
                 inside = _NEWEST if strategy == "checkpoint" else name
                 self._push(staged, f"Training in progress, {name}, to resume from", into=inside)
@@ -124,30 +130,28 @@ class Upload:
         if not self._is_closed:
             logger.warning("%s is not on the hub (%s); the next save is uploaded again", name, _said(error))
 
-    def _push(self, folder: Path, message: str, *, patterns: Any = None, into: str | None = None) -> None:
-        adapter = None if patterns is None else _adapter_to_publish(folder)
+    def _push(self, folder: Path, message: str, *, into: str | None = None) -> None:
+        """Upload the model of the folder in the place of the repository's, or all files into a folder of it."""
+        of_checkpoint = ["*"] if into == _NEWEST else None
         with _without_bars():
             self._api.upload_folder(
                 repo_id=self.repository, folder_path=folder, path_in_repo=into, commit_message=message,
-                revision=self._args.hub_revision, allow_patterns=None if patterns is None else list(patterns),
-                delete_patterns=["*"] if into == _NEWEST else None,
-                ignore_patterns=None if adapter is None else [ADAPTER],
+                revision=self._args.hub_revision, allow_patterns=[*MODEL_FILES] if into is None else None,
+                delete_patterns=[*EARLIER_MODEL] if into is None else of_checkpoint,
             )  # fmt: skip
-            if adapter is not None:
-                self._api.upload_file(
-                    repo_id=self.repository, path_or_fileobj=adapter, path_in_repo=ADAPTER, commit_message=message,
-                    revision=self._args.hub_revision,
-                )  # fmt: skip
 
 
-def _adapter_to_publish(folder: Path) -> bytes | None:
-    """Return the settings of the adapter in the folder without paths of this machine; None: there is no adapter."""
-    path = folder / ADAPTER
+def _publish_adapter(staged: Path) -> None:
+    """Let the settings of an adapter in a folder of links name its model without a path of this machine."""
+    path = staged / ADAPTER
     if not path.is_file():
-        return None
+        return
     settings = json.loads(path.read_text("utf-8"))
     settings["base_model_name_or_path"] = published_base(settings["base_model_name_or_path"])
-    return json.dumps(settings, indent=2, sort_keys=True).encode("utf-8")
+    path.unlink()  # the file of the run keeps the path
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True), "utf-8")
+    if (staged / manifest.MANIFEST).exists():
+        manifest.relist(staged, ADAPTER)
 
 
 def remove_staged(folder: str | Path) -> None:
@@ -163,7 +167,8 @@ def switched_off(args: TrainingArguments) -> dict[str, Any]:
 
 def trained_in(folder: str, upload: Upload | None) -> str:
     """Return where the trained model is, and how to upload it from there, for a run that stops before its upload."""
-    return f"the trained model is in {folder}" + ("" if upload is None else f", and not on the hub: {upload.command}")
+    later = "" if upload is None else f", and not on the hub: {before_upload(folder)}{upload.command}"
+    return f"the trained model is in {folder}{later}"
 
 
 def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
@@ -175,7 +180,7 @@ def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable()
     if reason is not None:
-        raise _refused(args, name, reason, "connect to the network (a mirror: HF_ENDPOINT)")
+        raise _refused(args, job, name, reason, "connect to the network (a mirror: HF_ENDPOINT)")
     api = HfApi(token=args.hub_token or job.token, library_name="whet")
     try:
         made = api.create_repo(name, private=args.hub_private_repo, exist_ok=True)
@@ -183,12 +188,14 @@ def begin(args: TrainingArguments, job: JobFields) -> Upload | None:
             api.create_branch(made.repo_id, branch=args.hub_revision, exist_ok=True)
     except Exception as error:  # what the client and the network raise, of any type
         fix = "log in by `hf auth login`, or set HF_TOKEN to a token that may write; check --hub_model_id"
-        raise _refused(args, name, _said(error), fix) from error
+        raise _refused(args, job, name, _said(error), fix) from error
     return Upload(api, made.repo_id, str(made.url), args)
 
 
-def _refused(args: TrainingArguments, name: str, reason: str, fix: str) -> ConfigError:
+def _refused(args: TrainingArguments, job: JobFields, name: str, reason: str, fix: str) -> ConfigError:
     later = upload_command(args.output_dir, args.hub_model_id, args.hub_revision)
+    if job.lora_r is not None and Path(job.model_name_or_path).is_dir():
+        later = before_upload(args.output_dir, str(Path(job.model_name_or_path).absolute())) + later
     return ConfigError(
         what="push_to_hub cannot make its repository on the hub",
         got=f"{name}: {hide_secrets(reason)}",

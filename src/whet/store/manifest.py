@@ -43,14 +43,21 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         if not _is_name(name):
             raise OSError(None, f"{name!r} is not a file name that a checkpoint may hold")
         with _open_plain(path) as file:
-            files[name] = {"bytes": path.stat().st_size, "xxh3_128": _digest(file)}
+            files[name] = _listed(file)
     for path in folders:
         fsync(path) if any(path.iterdir()) else path.rmdir()
-    manifest = {**facts, "format_version": FORMAT_VERSION, "step": step, "files": files}
-    text = json.dumps(manifest | {"checksum": digest_of(manifest)}, indent=2, sort_keys=True)
-    (folder / MANIFEST).write_text(text + "\n", "utf-8")
+    _write(folder, {**facts, "format_version": FORMAT_VERSION, "step": step, "files": files})
     fsync(folder / MANIFEST)
     fsync(folder)
+
+
+def relist(folder: Path, name: str) -> None:
+    """Let the manifest list a file of the folder as it is now; the manifest becomes a new file, in place of a link."""
+    manifest = _read(folder)
+    with _open_plain(folder / name) as file:
+        manifest["files"][name] = _listed(file)
+    (folder / MANIFEST).unlink()
+    _write(folder, manifest)
 
 
 def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:
@@ -107,6 +114,16 @@ def n_ranks_of(folder: Path) -> int:
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return a checksum of plain values that does not depend on their order."""
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(file: BinaryIO) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": _digest(file)}
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+    text = json.dumps({**manifest, "checksum": digest_of(manifest)}, indent=2, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", "utf-8")
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from whet.config.fields import UPLOAD, TrainingFields
 from whet.config.rules.ranges import Rule, at_least, broken_if, is_given, only_with, seed, whole_or_share, within
 from whet.config.rules.schedule import BY_METRIC, SCHEDULE_RULES
 from whet.config.settings import options_of
-from whet.config.upload import upload_command
+from whet.config.upload import before_upload, upload_command
 from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
@@ -141,7 +141,7 @@ def some_model_to_upload(args: TrainingFields) -> Problem | None:
     """A run uploads what it has trained."""
     if not args.push_to_hub or args.do_train:
         return None
-    command = upload_command(args.output_dir, args.hub_model_id, args.hub_revision)
+    command = before_upload(args.output_dir) + upload_command(args.output_dir, args.hub_model_id, args.hub_revision)
     return Problem(
         what="push_to_hub is on, but nothing is trained",
         got=args.push_to_hub,

@@ -76,7 +76,7 @@ def write_merged(folder: Path, output: Path, base: str | None, known: Iterable[h
     _require_empty(output)
     settings = settings_of(folder)
     base = base or base_of(settings, folder)
-    source = ModelSource(model=base, revision=revision_of(settings, base))
+    source = ModelSource(model=base, revision=revision_of(settings, base), flag="--base_model_name_or_path")
     head = head_of_adapter(settings, folder, known)
     model = base_model(source, head, folder)
     tokenizer, reading = load_tokenizer(tokenizer_source(source, folder), resize=None), file_of_run(folder, NAME)
@@ -122,7 +122,7 @@ def base_of(settings: Mapping[str, Any], folder: Path) -> str:
             what="the adapter names no model",
             got=f"{folder / ADAPTER}: base_model_name_or_path {found!r}",
             why="its pairs belong to the weights of one model",
-            fix="name the model that it was trained on in --model_name_or_path",
+            fix="name the model that it was trained on in --base_model_name_or_path",
         )
     return found
 

@@ -133,7 +133,7 @@ def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, An
 def _complete(name: str, head: heads.Head, base: str | None) -> tuple[Any, Any]:
     """Return a model that is no adapter, and its tokenizer."""
     if base is not None:
-        raise _no_adapter(name, base)
+        raise no_adapter(name, base)
     source = ModelSource(model=name, flag="--model")
     tokenizer = load_tokenizer(source)
     if exported.about_folder(name) is not None:
@@ -152,7 +152,7 @@ def _adapted(folder: Path, head: heads.Head, base: str | None) -> tuple[Any, Any
             why=f"it was trained for {found.task}",
             fix=f"name an adapter that {head.command} has trained",
         )
-    source = _source(base, settings, folder)
+    source = source_under(base, settings, folder)
     tokenizer = load_tokenizer(tokenizer_source(source, folder), resize=None)
     model = base_model(source, head, folder)
     new = new_weights(model)
@@ -188,7 +188,7 @@ def trained_head(name: str, known: Iterable[heads.Head]) -> tuple[heads.Head | N
     return heads.head_named(architectures, known), f"architectures {architectures}"
 
 
-def _source(base: str | None, settings: dict[str, Any], folder: Path) -> ModelSource:
+def source_under(base: str | None, settings: dict[str, Any], folder: Path) -> ModelSource:
     """Return where the adapter's model is; raises ConfigError if the place that was recorded is empty."""
     recorded = settings.get("base_model_name_or_path")
     name = base or str(recorded or "")
@@ -202,7 +202,8 @@ def _source(base: str | None, settings: dict[str, Any], folder: Path) -> ModelSo
     return ModelSource(model=name, revision=revision_of(settings, name), flag=_BASE_FLAG)
 
 
-def _no_adapter(name: str, base: str) -> ConfigError:
+def no_adapter(name: str, base: str) -> ConfigError:
+    """Return the error for a model under an adapter that is named for a model of its own."""
     return ConfigError(
         what="base_model_name_or_path would change nothing",
         got=base,
@@ -466,7 +467,7 @@ def _other_model(folder: Path, why: str) -> ConfigError:
         what="the adapter does not fit the model",
         got=str(folder),
         why=why,
-        fix="name the model that it was trained on in --model_name_or_path",
+        fix=f"name the model that it was trained on in {_BASE_FLAG}",
     )
 
 

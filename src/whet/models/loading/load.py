@@ -90,7 +90,7 @@ def load_tokenizer(source: ModelSource, *, resize: bool | None = False) -> Any:
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise _not_loaded("tokenizer", name, error, source.flag_of("tokenizer")) from error
+        raise not_loaded("tokenizer", name, error, source.flag_of("tokenizer")) from error
     return tokenizer
 
 
@@ -123,14 +123,14 @@ def load_model(
     try:
         _require_head(config, head, name, source.flag_of("config"))
     except Exception as error:
-        raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+        raise not_loaded("model configuration", name, error, source.flag_of("config")) from error
     earlier = dict(config.id2label or {})
     if labels is not None:
         _set_labels(config, labels)
     try:
         model, new = _from_folder(source, head, config, labels)
     except Exception as error:
-        raise _not_loaded("model", source.model, error, source.flag) from error
+        raise not_loaded("model", source.model, error, source.flag) from error
     if trained and new:
         raise ConfigError(
             what=f"the model has not learnt to {head.learns}",
@@ -147,13 +147,21 @@ def load_model(
     return model
 
 
+def model_folder(source: ModelSource) -> Path:
+    """Return the checked folder of the model, which is downloaded if the hub has it; ConfigError if it cannot be."""
+    try:
+        return source.folder("model")
+    except Exception as error:
+        raise not_loaded("model", source.model, error, source.flag) from error
+
+
 def load_config(source: ModelSource) -> Any:
     """Return the model's configuration, checked; raises ConfigError if it cannot be read."""
     name = source.name("config")
     try:
         return _config(source.folder("config"), name)
     except Exception as error:
-        raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+        raise not_loaded("model configuration", name, error, source.flag_of("config")) from error
 
 
 def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | None) -> tuple[Any, list[str]]:
@@ -336,7 +344,7 @@ def config_under_adapter(source: ModelSource, folder: Path | None) -> Any:
             return found
         own = _config(place, source.model)
     except Exception as error:
-        raise _not_loaded("model configuration", source.model, error, source.flag) from error
+        raise not_loaded("model configuration", source.model, error, source.flag) from error
     text, before = (config.get_text_config(decoder=True) for config in (found, own))
     text.vocab_size = before.vocab_size
     if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:
@@ -456,7 +464,8 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
     logger.info("%s, %s weights%s", type(model).__name__, console.count(n_weights), new)
 
 
-def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
+def not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
+    """Return the error for a part of a model of which `error` kept the rest from being read; `flag` named it."""
     if isinstance(error, WhetError):
         return error
     if (lack := memory.lack(error)) is not None:

@@ -45,7 +45,7 @@ from whet.log import logger
 from whet.models.finite import require_finite_logits
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
-from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions, model_folder
 from whet.tasks.classify.arguments import METRICS, ClassifyArguments
 from whet.tasks.classify.examples import (
     Examples,
@@ -161,7 +161,7 @@ def _require_threshold_counts(job: ClassifyArguments, scheme: Scheme) -> None:
 def _require_as_many_texts(job: ClassifyArguments, examples: Mapping[str, Examples]) -> None:
     """Raise DataError if some rows are pairs and others are not, those that the model has learnt from among them."""
     read = {name: found.columns.pair for name, found in examples.items()}
-    reading = {} if "train" in examples else read_reading(Path(job.model_name_or_path))
+    reading = {} if "train" in examples else read_reading(model_folder(source_of(job)))
     if reading.get("task") == "classify" and reading.get("text_column_names"):
         read = {"training of the model": reading.get("text_pair_column_names") or (), **read}
     if len({bool(pair) for pair in read.values()}) > 1:

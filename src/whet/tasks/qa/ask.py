@@ -18,7 +18,7 @@ from whet.errors import escape_controls
 from whet.jobs.demo import DATA
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
-from whet.jobs.predict.trained import read_reading
+from whet.jobs.predict.trained import folder_of, read_reading
 from whet.jobs.task_run import TaskRun
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
@@ -98,7 +98,7 @@ def show(question: str, answers: Sequence[Answer]) -> None:
 
 
 def _reader(asked: AskArguments) -> Reader:
-    found = read_reading(Path(asked.model))
+    found = read_reading(folder_of(asked.model))
     known = found if found.get("task") == "qa" else {}
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     return Reader(
