@@ -788,6 +788,8 @@ class PairRun:
     def _save(self, metrics: dict[str, Any]) -> None:
         with self._before.saving_model():
             self.trainer.save_model()
+        if self._before.is_as_before:
+            metrics |= results.read(Path(self.args.output_dir), "train")
         self._record("train", metrics | {"train_samples": len(self.examples["train"])})
         self.trainer.save_state()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
