@@ -199,7 +199,7 @@ def judged_names(runs: Sequence[Run]) -> list[str]:
 def judges(metric: str) -> bool:
     """Return whether a metric says how good the model is: it is no speed, no count, and no detail of another one."""
     bare = re.sub(rf"^({'|'.join(SPLITS)})_", "", metric)
-    return not metric.endswith(_SPEED) and not bare.startswith(_DETAILS)
+    return not metric.endswith(_SPEED) and not record.is_squad_detail(bare)
 
 
 def _read_record(run: Run) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import stat
 import time
@@ -50,14 +51,18 @@ LARGEST_BYTES = 50_000_000
 _LONGEST_ERROR = 4000
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
-_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-"""Prefixes of SQuAD's detailed metrics."""
+_DETAIL = re.compile("(HasAns|NoAns)_.*|total|best_(exact|f1)(_thresh)?")
+"""SQuAD's details of its metrics. A kind of entity may be called total, too: total_f1 is none of these."""
+
+
+def is_squad_detail(name: str) -> bool:
+    """Return whether a metric, named without the prefix of its split, is one of SQuAD's details of another."""
+    return _DETAIL.fullmatch(name) is not None
 
 
 def is_detail(metric: str) -> bool:
     """Return whether a metric is a speed or a detail of another: it is in the files, but not in a line for people."""
-    _, found, rest = metric.partition("_")
-    return metric.endswith(_OF_SPEED) or (bool(found) and rest.startswith(_DETAILS))
+    return metric.endswith(_OF_SPEED) or is_squad_detail(metric.partition("_")[2])
 
 
 # ---- the command of this process ----
