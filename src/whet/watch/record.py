@@ -121,9 +121,9 @@ class Progress:
     """How far a run has come in this process."""
 
     n_steps: int
-    n_rows: int
+    n_rows: int | None
     n_tokens: int | None
-    """Real tokens; None if nobody counts them."""
+    """Real tokens; None if nobody counts them, as with rows."""
     training_s: float
     """What the steps have taken, without evaluations and saves."""
     left_s: float
@@ -178,13 +178,14 @@ class Recorder:
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
         training_s = max(progress.training_s - before.training_s, 1e-9)
         n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
+        n_rows = None if progress.n_rows is None else progress.n_rows - (before.n_rows or 0)
         self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
             **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
             tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
-            rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
+            rows_per_s=None if n_rows is None else round(n_rows / training_s, 3),
             resident_bytes=memory.resident_bytes(),
             eta_s=round(progress.left_s, 3),
             seconds={name: round(value, 4) for name, value in seconds.items()},

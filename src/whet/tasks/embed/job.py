@@ -512,18 +512,19 @@ def _trainer(job: PairFields, args: TrainingArguments, plan: _Plan, identity: Ma
         "greater_is_better": True,
         "eval_strategy": args.eval_strategy if args.do_train else "no",
     }
-    facts = _facts(job, args, plan)
+    recorder = RecordCallback(report_html=False, facts=_facts(job, args, plan))
     trainer = kind(
         model=plan.model,
         args=args_kind(**given),
         train_dataset=None if plan.columns is None else Dataset.from_dict(plan.columns),
         loss=plan.loss,
         evaluator=plan.judge and plan.judge.evaluator,
-        callbacks=[_Lines(), RecordCallback(report_html=False, facts=facts)],
+        callbacks=[_Lines(), recorder],
     )
     for shown in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(shown)
     trainer.asked, trainer.identity = args, identity
+    recorder.count_rows = lambda: trainer.n_rows
     return trainer
 
 
