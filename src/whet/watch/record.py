@@ -9,8 +9,10 @@ transformers. A run that resumes appends to the file. Each line has `event` and 
   entry, and every ten seconds
 - `forecast`, once the first steps have shown that the run lasts: its peak memory by part, its time from `begin` on, the
   least and the most of that, and whether the rates of the machine or the pace of these steps gave it
-- `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
-- `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
+- `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder. The step of an
+  evaluation is that of the weights: an earlier one than the last, once the best model has been loaded
+- `end`: `finished`, `stopped` or `failed`, and the peak memory: of the `run`, or of the `process` if that held as much
+  before it. A killed run has no such line.
 
 Numbers that JSON does not have are written as text: NaN, Infinity, -Infinity.
 """
@@ -24,12 +26,12 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whet import system
 from whet.config.rules.training import RECORD_NAME
@@ -367,7 +369,10 @@ class Evaluation:
 
     time: float
     step: int
+    """That of the weights; of an evaluation `apart`, the last one that was trained."""
     metrics: Mapping[str, Any]
+    apart: bool = False
+    """Whether its process trained nothing: the model may be that of the last step, or the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +382,9 @@ class Save:
     time: float
     step: int
     folder: str
+
+
+_Kept = TypeVar("_Kept", Step, Evaluation, Save)
 
 
 @dataclass
@@ -401,6 +409,30 @@ class Attempt:
         """Whether it has begun to train."""
         return isinstance(self.begin.get("steps"), int)
 
+    @property
+    def resumed_from(self) -> int:
+        """The step that its training began after."""
+        return _whole(self.begin.get("resumed_from")) or 0
+
+    @property
+    def train_s(self) -> float:
+        """How long it has trained; without an end, up to its last step."""
+        if self.end is not None:
+            return finite(self.end.get("train_s")) or 0.0
+        began, last = finite(self.begin.get("time")), self.steps[-1].time if self.steps else math.nan
+        return max(last - began, 0.0) if began is not None and math.isfinite(last) else 0.0
+
+    @property
+    def of_rank(self) -> str:
+        """Words for whose memory is recorded: those of a run with several ranks, of which only the first records."""
+        return " of rank 0" if (_whole(self.begin.get("ranks")) or 1) > 1 else ""
+
+    @property
+    def peak_of(self) -> str:
+        """Words for what the peak memory of its end is of, unless that is all of the run."""
+        of_process = self.end is not None and self.end.get("peak_of") == "process"
+        return (" of the process" if of_process else "") + self.of_rank
+
     def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
         """Add a line other than `begin`, and return what it is; every line counts as a sign of life."""
         event, step = line.get("event"), _whole(line.get("step")) or 0
@@ -412,7 +444,8 @@ class Attempt:
             self.steps.append(_step(line, self.last, step))
             return self.steps[-1]
         if event == "evaluation":
-            self.evaluations.append(Evaluation(self.last, step, _read_numbers(_mapping(line.get("metrics")))))
+            metrics = _read_numbers(_mapping(line.get("metrics")))
+            self.evaluations.append(Evaluation(self.last, step, metrics, apart=not self.trains))
             return self.evaluations[-1]
         if event == "save":
             self.saves.append(Save(self.last, step, str(line.get("folder"))))
@@ -456,22 +489,40 @@ class RunRecord:
     @property
     def steps(self) -> list[Step]:
         """The steps of the newest run, in order; those that a resumed run took again are there once."""
-        found: list[Step] = []
-        for attempt in self.run:
-            if attempt.trains:
-                found = [one for one in found if one.step <= (_whole(attempt.begin.get("resumed_from")) or 0)]
-            found += attempt.steps
-        return found
+        return self._kept(lambda attempt, _: attempt.steps)
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """The evaluations of the newest run."""
-        return [one for attempt in self.run for one in attempt.evaluations]
+        """The evaluations of the newest run, without those of steps that a resumed run took again."""
+
+        def of(attempt: Attempt, last: int) -> list[Evaluation]:
+            return [replace(one, step=last) if one.apart else one for one in attempt.evaluations]
+
+        return self._kept(of)
 
     @property
     def saves(self) -> list[Save]:
-        """The checkpoints that the newest run wrote."""
-        return [one for attempt in self.run for one in attempt.saves]
+        """The checkpoints that the newest run wrote, without those of steps that a resumed run took again."""
+        return self._kept(lambda attempt, _: attempt.saves)
+
+    @property
+    def trained_s(self) -> float:
+        """How long the newest run has trained, in all of its processes; of one without an end, up to its last step."""
+        return sum(one.train_s for one in self.run if one.trains)
+
+    def _kept(self, of: Callable[[Attempt, int], list[_Kept]]) -> list[_Kept]:
+        """Return what `of` finds in the attempts of the newest run, but for what lies behind the step of a resume.
+
+        It is given an attempt, and the last step that was trained by its end.
+        """
+        found: list[_Kept] = []
+        last = 0
+        for attempt in self.run:
+            if attempt.trains:
+                found = [one for one in found if one.step <= attempt.resumed_from]
+                last = max([attempt.resumed_from, *(one.step for one in attempt.steps)])
+            found += of(attempt, last)
+        return found
 
     def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
         """Add the next line of the file, and return what it is unless it begins or ends something."""
