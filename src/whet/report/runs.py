@@ -36,9 +36,6 @@ UNKNOWN = "\N{EN DASH}"
 """Shown in place of a number that is not known."""
 _SPEED = ("runtime", "_per_second", "samples", "_left_out", "_wrong", "_judged", "_listed", "flos", "padding_avoided",
           "epoch", "seeds", "best_seed")  # fmt: skip
-_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-_LONGEST_LINE = 4 << 20
-"""Bytes; no line that whet writes is longer."""
 
 
 Lack = tuple[str, str]
@@ -53,9 +50,11 @@ class Examples:
     file: str
     rows: Sequence[Mapping[str, Any]]
     n_more: int
-    """Examples of the file that `rows` leaves out."""
+    """Lines of the file that `rows` leaves out, those that are no examples among them."""
     n_wrong: int | None
-    """Examples at its beginning that are wrong; the model is unsure of the others. None: nothing is right or wrong."""
+    """Lines at its beginning that are wrong; the model is unsure of the others. None: nothing is right or wrong."""
+    n_wrong_rows: int = 0
+    """How many of these are among `rows`."""
     n_judged: int | None = None
     """Examples of the split whose answer is known."""
 
@@ -364,7 +363,7 @@ def _take_results(run: Run, path: Path) -> None:
 
 def _read_examples(run: Run) -> None:
     for prefix, name in ERRORS.items():
-        path, damaged = run.folder / name, []
+        path, n_damaged = run.folder / name, 0
         if not _is_file(path) or _is_earlier(run, path, prefix):
             if prefix == "eval":
                 how = "--do_eval writes it; for a trained model, --model_name_or_path OUT --do_eval without --do_train"
@@ -373,16 +372,18 @@ def _read_examples(run: Run) -> None:
                 run.lacks.append(("the examples that the model gets wrong", f"there is no {name}: {how}"))
             continue
         run.read_from.append(name)
-        rows, n_more = [], 0
-        for row in _lines(path, damaged):
-            if len(rows) < WORST:
-                rows.append(row)
-            else:
-                n_more += 1
-        if damaged:
-            run.lacks.append((f"some examples of {name}", f"{len(damaged)} of its lines are not JSON objects"))
         n_wrong, n_judged = (_counted(run, prefix, what) for what in ("wrong", "judged"))
-        run.examples.append(Examples(prefix, name, rows, n_more, n_wrong, n_judged))
+        rows, n_lines, n_wrong_rows = [], 0, 0
+        for row in _lines(path):
+            n_lines += 1
+            if row is None:
+                n_damaged += 1
+            elif len(rows) < WORST:
+                rows.append(row)
+                n_wrong_rows += n_lines <= (n_wrong or 0)
+        if n_damaged:
+            run.lacks.append((f"some examples of {name}", f"{n_damaged} of its lines are not JSON objects"))
+        run.examples.append(Examples(prefix, name, rows, n_lines - len(rows), n_wrong, n_wrong_rows, n_judged))
 
 
 def _counted(run: Run, prefix: str, what: str) -> int | None:
@@ -424,15 +425,12 @@ def _object(path: Path, run: Run) -> dict[str, Any]:
         return {}
 
 
-def _lines(path: Path, damaged: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of the file's lines; other lines are added to `damaged`."""
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the JSON object of each of the file's lines, however long that is; None for a line that is none."""
     with path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE):
+        for line in filter(bytes.strip, file):
             try:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
-            if isinstance(found, dict):
-                yield found
-            elif line.strip():
-                damaged.append(line[:80])
+            yield found if isinstance(found, dict) else None
