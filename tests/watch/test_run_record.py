@@ -220,3 +220,29 @@ def test_a_folder_without_a_record_is_refused_with_what_to_do(tmp_path: Path) ->
     assert str(tmp_path) in refused.value.problems[0].fix
     with pytest.raises(ConfigError, match="there is no such folder"):
         record.read(tmp_path / "nowhere")
+
+
+@pytest.mark.true_start
+def test_peak_memory_that_the_process_held_before_the_run_is_called_so(tmp_path: Path, capsys: Any) -> None:
+    code = (
+        "import sys\nfrom types import SimpleNamespace\nfrom whet.watch.record import Recorder\n"
+        "state = SimpleNamespace(max_steps=9, global_step=0, epoch=0.0)\n"
+        "for name, size in (('first', 300 << 20), ('second', 1 << 20)):\n"
+        "    recorder = Recorder(sys.argv[1] + '/' + name, {})\n"
+        "    recorder.begin(state)\n"
+        "    held = bytearray(size)\n"
+        "    del held\n"
+        "    recorder.end('finished')\n"
+    )
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    shown = []
+    for name in ("first", "second"):
+        assert run(["watch", str(tmp_path / name), "--once"]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert "at most, of the process" not in shown[0]
+    assert "at most, of the process" in shown[1]
+    for name, label in (("first", "peak memory"), ("second", "peak memory of the process")):
+        assert run(["report", str(tmp_path / name)]) == 0
+        assert f"<dt>{label}</dt>" in (tmp_path / name / "report.html").read_text("utf-8")

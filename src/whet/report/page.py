@@ -154,7 +154,7 @@ def _several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         {
             "name": run.name, "state": _state(run), "link": _link(run, folder),
             "time": duration(taken) if (taken := _train_s(run)) is not None else UNKNOWN,
-            "memory": _bytes(run.peak_bytes),
+            "memory": _bytes(run.peak_bytes) + (f" ({run.peak_of.strip()})" if run.peak_of else ""),
         }
         for run in runs
     ]  # fmt: skip
@@ -229,7 +229,7 @@ def _headlines(run: Run) -> list[dict[str, str]]:
     if (rate := _known(run.metrics.get("train_tokens_per_second"))) is not None:
         found.append(("real tokens a second", f"{rate:,.0f}"))
     if (peak := run.peak_bytes) is not None:
-        found.append(("peak memory", amount(peak)))
+        found.append((f"peak memory{run.peak_of}", amount(peak)))
     return [{"label": label, "value": value} for label, value in found]
 
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whet import system
+from whet.config.ranks import here
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError, Problem, WhetError, hide_secrets
 from whet.hardware import cpu, memory
@@ -155,6 +156,8 @@ class Recorder:
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
         self._train_s = 0.0
+        self._peak_before: int | None = None
+        """The most that the process held before the first line."""
         self._before = _NOTHING_YET
 
     def begin(self, state: Any) -> None:
@@ -219,8 +222,11 @@ class Recorder:
     def end(self, status: str, *, error: BaseException | None = None, metrics: Mapping[str, Any] | None = None) -> None:
         """Write the last line: the status is finished, stopped or failed."""
         self.training_ends()
+        peak = memory.peak_bytes()
+        is_of_run = peak is not None and (self._peak_before is None or peak > self._peak_before)
         self._write(
-            "end", status=status, error=None if error is None else _described(error), peak_bytes=memory.peak_bytes(),
+            "end", status=status, error=None if error is None else _described(error),
+            peak_bytes=peak, peak_of="run" if is_of_run else "process",
             train_s=round(self._train_s, 3), metrics=dict(metrics or {}),
         )  # fmt: skip
 
@@ -236,10 +242,10 @@ class Recorder:
         self.end("finished", metrics=metrics)
 
     def _write_begin(self, steps: int | None, resumed_from: int | None) -> None:
-        self._begun = True
+        self._begun, self._peak_before = True, memory.peak_bytes()
         self._write(
-            "begin", whet=__version__, pid=os.getpid(), host=socket.gethostname(), **self._facts, steps=steps,
-            resumed_from=resumed_from,
+            "begin", whet=__version__, pid=os.getpid(), host=socket.gethostname(), ranks=here().n_ranks, **self._facts,
+            steps=steps, resumed_from=resumed_from,
         )  # fmt: skip
 
     def _write(self, event: str, **facts: Any) -> None:
