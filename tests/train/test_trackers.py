@@ -194,7 +194,7 @@ def test_run_of_mlflow_that_a_script_has_started_is_used_and_stays_open(tmp_path
         "import mlflow\n"
         "from tiny_runs import toy_trainer\n"
         "with mlflow.start_run() as own:\n"
-        "    nested = {'lr_scheduler_kwargs': {'a': 1}}\n"
+        "    nested = {'lr_scheduler_type': 'polynomial', 'lr_scheduler_kwargs': {'power': 2.0}}\n"
         "    trainer = toy_trainer('out', report_to='mlflow', **nested)\n"
         "    trainer.evaluate()\n"
         "    trainer.close(failed=True)\n"
@@ -202,7 +202,7 @@ def test_run_of_mlflow_that_a_script_has_started_is_used_and_stays_open(tmp_path
         "found = mlflow.get_run(own.info.run_id)\n"
         "assert 'eval_loss' in found.data.metrics\n"
         "assert found.info.status == 'FINISHED'\n"
-        "assert found.data.params['lr_scheduler_kwargs.a'] == '1'\n"
+        "assert found.data.params['lr_scheduler_kwargs.power'] == '2.0'\n"
     )
     environment = os.environ | {
         "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.utils import flatten_dict
+from transformers.utils.generic import flatten_dict
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
