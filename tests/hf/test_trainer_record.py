@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hf_runs import KillAt, SignalAt, arguments, classifier, forked, pad, rows, 
 
 import whet
 from whet.cli.main import run
+from whet.report import runs
 from whet.watch import record
 
 PARTS = {"data", "forward_backward", "update", "evaluation", "saving"}
@@ -45,7 +47,7 @@ def test_a_training_records_its_steps_evaluations_and_saves(tmp_path: Path, monk
         (entry["step"], entry["loss"], entry["learning_rate"]) for entry in logged
     ]
     assert all((one.eta_s or 0.0) > 0 for one in found.steps), "an evaluation and a checkpoint follow the last step"
-    assert all((one.rows_per_s or 0.0) > 0 and one.tokens_per_s is None for one in found.steps)
+    assert all(one.rows_per_s is None and one.tokens_per_s is None for one in found.steps), "nobody counts them"
     assert {name for one in found.steps for name in one.seconds} == PARTS
     whole_s = found.steps[-1].time - begin["time"]
     assert 0 < sum(sum(one.seconds.values()) for one in found.steps) <= whole_s + 0.01
@@ -54,6 +56,40 @@ def test_a_training_records_its_steps_evaluations_and_saves(tmp_path: Path, monk
     assert [one.folder for one in found.saves] == ["checkpoint-4", "checkpoint-6"]
     assert end["status"] == "finished"
     assert end["metrics"]["train_loss"] == pytest.approx(trainer.state.log_history[-1]["train_loss"])
+
+
+def test_real_tokens_are_counted_if_asked_for_and_from_the_step_of_a_resume_on(tmp_path: Path) -> None:
+    counts = {"include_num_input_tokens_seen": "non_padding", "logging_steps": 1, "eval_strategy": "no"}
+    trainer_of(tmp_path, **counts).train()
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    trainer_of(tmp_path, **counts).train("auto")
+    first, resumed = record.read(tmp_path).attempts
+    assert resumed.begin["resumed_from"] == 4
+
+    def n_tokens(one: record.Step) -> float:
+        assert one.tokens_per_s is not None
+        return one.tokens_per_s * sum(one.seconds[part] for part in ("data", "forward_backward", "update"))
+
+    assert [n_tokens(one) for one in resumed.steps] == pytest.approx(
+        [n_tokens(one) for one in first.steps[4:]], rel=0.1
+    )
+    trainer_of(tmp_path / "all", **counts | {"include_num_input_tokens_seen": True}).train()
+    assert all(one.tokens_per_s is None for one in record.read(tmp_path / "all").steps), "padding is among them"
+
+
+def test_an_evaluation_of_the_best_model_has_its_step(tmp_path: Path) -> None:
+    """The loss falls, so of the highest loss the first checkpoint is the best."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = trainer_of(tmp_path, eval_steps=2, save_steps=2, learning_rate=1e-2, **best)
+    trainer.train()
+    trainer.evaluate()
+    found = record.read(tmp_path).evaluations
+    assert [one.step for one in found] == [2, 4, 6, trainer.state.best_global_step]
+    assert (trainer.state.best_global_step or 0) < 6
+    trainer.save_state()
+    (tmp_path / "run.jsonl").unlink()
+    kept = runs.read(tmp_path).evaluations
+    assert kept[6]["eval_loss"] == found[2].metrics["eval_loss"], "the log alone has the last step for it"
 
 
 def test_watch_and_report_read_it_and_an_evaluation_later_is_added(

@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 from whet.cli.main import run
 from whet.tasks.embed.batches import DistinctTexts
+from whet.watch import record
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
 import sentence_transformers as library
@@ -98,6 +99,13 @@ def test_every_pair_is_trained_though_many_have_one_answer(
     found = results(tmp_path / out, "train")
     assert found["train_samples"] == N_ROWS
     assert found["train_samples_per_second"] * found["train_runtime"] == pytest.approx(2 * N_ROWS, rel=1e-2)
+    parts = ("data", "forward_backward", "update")
+    recorded = [
+        one.rows_per_s * sum(one.seconds[part] for part in parts)
+        for one in record.read(tmp_path / out).steps
+        if one.rows_per_s is not None
+    ]
+    assert sum(recorded) == pytest.approx(2 * N_ROWS, rel=5e-2), "rows of small batches, not of full ones"
 
     whet(*words, "--max_steps", 3, "--overwrite_output_dir")
     found = results(tmp_path / out, "train")

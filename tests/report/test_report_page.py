@@ -182,7 +182,7 @@ def test_forecast_stands_next_to_what_came(folder: Path) -> None:
     rows = _page(folder).table("What was expected after the first steps").rows[1:]
     assert rows[0] == ["peak memory", "1.0 GB", "1.1 GB", "1.10"]
     assert rows[1] == ["training time", "1m40s (1m20s to 2m10s)", "2m00s", "1.20"]
-    assert rows[2][0] == "end"
+    assert rows[2] == ["end of the training", "21 Sep 2026, 14:15 UTC", "21 Sep 2026, 14:15 UTC", ""]
     assert FORECAST["train_s"] == 100.0
 
 
@@ -235,6 +235,31 @@ def test_time_and_memory_of_a_resumed_run_are_those_of_all_its_processes(
     rows = Page(text).table("What was expected after the first steps").rows[1:]
     assert rows[0] == ["peak memory since the resume", "1.0 GB", "1.1 GB", "1.10"]
     assert rows[1][::2] == ["training time since the resume", "2m00s"], "the forecast is of this process"
+
+
+def test_evaluations_of_steps_that_were_taken_again_are_not_drawn(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "run.jsonl").read_text("utf-8").splitlines()]
+    given_up = lines[-3] | {"step": 9, "metrics": {"eval_accuracy": 0.0625}}
+    again = [line for line in lines if line["event"] == "step" and line["step"] > 6]
+    write_lines(
+        folder / "run.jsonl", [*lines[:11], lines[-3], given_up, lines[0] | {"resumed_from": 6}, *again, *lines[-2:]]
+    )
+    assert [*runs.read(folder).evaluations] == [6, 12]
+    assert "0.0625" not in _text(folder)
+
+
+def test_long_and_damaged_lines_move_no_example_to_the_right_ones(folder: Path) -> None:
+    long = WRONG[0] | {"text": "word " * (1 << 20)}
+    write_errors(folder, [long, WRONG[1], WRONG[2], UNSURE])
+    rows = _page(folder).table("3 examples of the validation split that the model gets wrong").rows[1:]
+    assert len(rows) == 4
+    assert rows[0][1:3] == [WRONG[0]["expected"], WRONG[0]["predicted"]]
+    path = folder / "errors.jsonl"
+    path.write_text("[]\n" + path.read_text("utf-8").partition("\n")[2], "utf-8")
+    text = _text(folder)
+    assert "1 of its lines are not JSON objects" in text
+    rows = Page(text).table("3 examples of the validation split that the model gets wrong").rows[1:]
+    assert ["right, but unsure" in row[2] for row in rows] == [False, False, True]
 
 
 def test_time_of_each_part_is_summed(folder: Path) -> None:

@@ -75,6 +75,16 @@ def test_run_resumes_after_an_infinite_evaluation(tmp_path: Path, saved: float |
     assert_same_weights(again.model, after[0])
 
 
+def test_an_evaluation_of_the_best_weights_is_logged_under_their_step(tmp_path: Path) -> None:
+    trainer, _ = _run(tmp_path, [1, 3, 2, 3], num_train_epochs=3, load_best_model_at_end=True)
+    trainer.evaluate()
+    history = [entry for entry in trainer.state.log_history if "eval_score" in entry]
+    assert [(entry["step"], entry["epoch"], entry["eval_score"]) for entry in history] == [
+        (1, 1.0, 1), (2, 2.0, 3), (3, 3.0, 2), (2, 2.0, 3),
+    ]  # fmt: skip
+    assert trainer.state.global_step == 3
+
+
 def test_without_being_told_a_run_ends_with_its_last_weights(tmp_path: Path) -> None:
     trainer, after = _run(tmp_path, [1, 3, 2])
     assert_same_weights(trainer.model, after[-1])

@@ -68,6 +68,15 @@ def test_an_evaluation_after_training_reaches_tensorboard(tmp_path: Path) -> Non
     assert len(_scalars(tmp_path / "runs")["eval/loss"]) == 3
 
 
+def test_scores_of_the_test_split_are_named_so(tmp_path: Path) -> None:
+    """The commands judge it under another prefix than transformers' Trainer does."""
+    trainer = _run(tmp_path)
+    trainer.evaluate(metric_key_prefix="predict")
+    found = _scalars(tmp_path / "runs")
+    assert "test/loss" in found
+    assert "train/predict_loss" not in found
+
+
 def test_an_evaluation_without_training_reaches_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     toy_trainer(tmp_path, report_to="tensorboard").evaluate()
@@ -176,3 +185,29 @@ def test_the_project_of_the_environment_is_honoured(reported: tuple[str, Path, A
         pytest.skip("a variable of wandb")
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     assert b"mine" in file.read_bytes()
+
+
+def test_run_of_mlflow_that_a_script_has_started_is_used_and_stays_open(tmp_path: Path) -> None:
+    if not _installed("mlflow"):
+        pytest.skip("mlflow is not installed")
+    script = (
+        "import mlflow\n"
+        "from tiny_runs import toy_trainer\n"
+        "with mlflow.start_run() as own:\n"
+        "    nested = {'lr_scheduler_type': 'polynomial', 'lr_scheduler_kwargs': {'power': 2.0}}\n"
+        "    trainer = toy_trainer('out', report_to='mlflow', **nested)\n"
+        "    trainer.evaluate()\n"
+        "    trainer.close(failed=True)\n"
+        "    assert mlflow.active_run().info.run_id == own.info.run_id\n"
+        "found = mlflow.get_run(own.info.run_id)\n"
+        "assert 'eval_loss' in found.data.metrics\n"
+        "assert found.info.status == 'FINISHED'\n"
+        "assert found.data.params['lr_scheduler_kwargs.power'] == '2.0'\n"
+    )
+    environment = os.environ | {
+        "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+        "MLFLOW_FLATTEN_PARAMS": "TRUE", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }  # fmt: skip
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

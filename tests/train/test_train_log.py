@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,26 @@ def test_the_floating_point_operations_of_a_model_are_counted(tmp_path: Path) ->
     n_tokens = sum(len(row["input_ids"]) for row in rows)
     wanted = 6 * n_tokens * model.num_parameters(exclude_embeddings=True)
     assert trainer.state.log_history[-1]["total_flos"] == wanted
+
+
+class _Slow(transformers.TrainerCallback):
+    """Takes a moment for each evaluation."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        time.sleep(0.1)
+
+
+def test_tokens_a_second_are_those_of_the_steps(tmp_path: Path) -> None:
+    """Neither evaluations count nor what comes before the first step, such as a pass of the reference of DPO."""
+    rows, args = span_rows(), arguments(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=12)
+    trainer = engine.Trainer(tiny_bert(), args, train_dataset=rows, eval_dataset=rows, callbacks=[_Slow()])
+    trainer.spec = replace(trainer.spec, before_steps=lambda _: time.sleep(0.3))
+    began_s = time.perf_counter()
+    metrics = trainer.train().metrics
+    assert time.perf_counter() - began_s > metrics["train_runtime"] + 0.3
+    n_tokens = sum(len(row["input_ids"]) for row in rows)
+    assert n_tokens / metrics["train_tokens_per_second"] < metrics["train_runtime"] - 3 * 0.1
+    assert metrics["train_samples_per_second"] * metrics["train_runtime"] == pytest.approx(len(rows), rel=0.01)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="transformers' Trainer needs accelerate")

@@ -107,6 +107,31 @@ def test_a_resumed_run_appends_and_a_new_one_in_the_folder_is_told_apart(encoder
     assert found.last.end["metrics"].keys() >= {"eval_f1"}
 
 
+def test_totals_of_a_resumed_run_are_those_of_all_its_processes(encoder: Path, tmp_path: Path, capsys: Any) -> None:
+    words, out = words_of(encoder, tmp_path / "out"), tmp_path / "out"
+
+    def totals() -> tuple[dict[str, Any], float]:
+        found = json.loads((out / "train_results.json").read_text("utf-8"))
+        return found, found["train_samples_per_second"] * found["train_runtime"]
+
+    assert run(words) == 0
+    first, n_rows = totals()
+    assert run([*words, "--resume_from_checkpoint", "auto"]) == 0
+    assert totals()[0] == first, "nothing was left to train"
+    assert json.loads((out / "all_results.json").read_text("utf-8"))["train_tokens_per_second"] > 0
+    assert run([*words, "--resume_from_checkpoint", str(out / "checkpoint-2"), "--max_steps", "8"]) == 0
+    later, n_later = totals()
+    assert n_later > 1.5 * n_rows, "the last step of an epoch has fewer"
+    of_processes = [one.end["train_s"] for one in record.read(out).attempts if one.end is not None]
+    assert later["train_runtime"] < sum(of_processes) + 0.1
+    (out / "train_results.json").unlink()
+    assert run([*words, "--resume_from_checkpoint", "auto", "--max_steps", "8"]) == 0
+    assert totals()[1] == pytest.approx(n_later, rel=0.01), "the checkpoint knows them"
+    capsys.readouterr()
+    assert run(["watch", str(out), "--once"]) == 0
+    assert "trained for" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_killed_run_leaves_a_readable_file_and_the_next_one_continues_it(encoder: Path, tmp_path: Path) -> None:
     words = words_of(encoder, tmp_path / "out", max_steps=4000, logging_steps=1, eval_strategy="no", save_steps=2)
@@ -195,3 +220,29 @@ def test_a_folder_without_a_record_is_refused_with_what_to_do(tmp_path: Path) ->
     assert str(tmp_path) in refused.value.problems[0].fix
     with pytest.raises(ConfigError, match="there is no such folder"):
         record.read(tmp_path / "nowhere")
+
+
+@pytest.mark.true_start
+def test_peak_memory_that_the_process_held_before_the_run_is_called_so(tmp_path: Path, capsys: Any) -> None:
+    code = (
+        "import sys\nfrom types import SimpleNamespace\nfrom whet.watch.record import Recorder\n"
+        "state = SimpleNamespace(max_steps=9, global_step=0, epoch=0.0)\n"
+        "for name, size in (('first', 300 << 20), ('second', 1 << 20)):\n"
+        "    recorder = Recorder(sys.argv[1] + '/' + name, {})\n"
+        "    recorder.begin(state)\n"
+        "    held = bytearray(size)\n"
+        "    del held\n"
+        "    recorder.end('finished')\n"
+    )
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    shown = []
+    for name in ("first", "second"):
+        assert run(["watch", str(tmp_path / name), "--once"]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert "at most, of the process" not in shown[0]
+    assert "at most, of the process" in shown[1]
+    for name, label in (("first", "peak memory"), ("second", "peak memory of the process")):
+        assert run(["report", str(tmp_path / name)]) == 0
+        assert f"<dt>{label}</dt>" in (tmp_path / name / "report.html").read_text("utf-8")

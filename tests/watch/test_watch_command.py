@@ -229,6 +229,107 @@ def test_a_run_that_has_written_nothing_yet_is_starting(tmp_path: Path, capsys: 
         assert _status(tmp_path, capsys)["status"] == "starting", "the next run in the folder"
 
 
+def _shown(folder: Path, capsys: Any, monkeypatch: Any) -> str:
+    """The picture of a run in a wide window, as one line."""
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(["watch", str(folder), "--once"]) == 0
+    return " ".join(re.sub(r"[│╭╰─╮╯\n]", " ", capsys.readouterr().out).split())
+
+
+def _add(folder: Path, *lines: dict[str, Any]) -> None:
+    with (folder / "run.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_what_a_process_judges_later_has_its_own_clock(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder = write_run(tmp_path / "out", 30, ago_s=86_400, end="finished")
+    begin = json.loads((folder / "run.jsonl").read_text("utf-8").splitlines()[0])
+    _add(folder, begin | {"time": time.time() - 75, "steps": None, "machine": {}},
+         {"event": "evaluating", "time": time.time(), "step": 0, "done": 5, "of": 9})  # fmt: skip
+    shown = _shown(folder, capsys, monkeypatch)
+    assert "time for 1m1" in shown
+    assert "evaluating: 5 of 9" in shown
+    assert "30 of 100" in shown
+    assert not [one for one in ("forecast", "left", "tokens/s", "GB", "spent") if one in shown]
+    found = _status(folder, capsys)
+    assert (found["status"], found["loss"]) == ("running", 0.1)
+    assert [found[name] for name in ("tokens_per_s", "resident_bytes", "eta_s", "forecast")] == [None] * 4
+    end = {"event": "end", "time": time.time(), "status": "finished", "train_s": 0.0, "peak_bytes": 3e9, "metrics": {}}
+    _add(folder, {"event": "evaluation", "time": time.time(), "step": 0, "metrics": {"eval_f1": 50.0}}, end)
+    shown = _shown(folder, capsys, monkeypatch)
+    assert "scores f1 50 " in shown + " "
+    assert "at step" not in shown
+    assert "3.0 GB at most" in shown
+
+
+def test_a_run_that_starts_shows_nothing_of_the_one_before(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = write_run(tmp_path / "out", 30, ago_s=60, end="failed", pid=ended.pid)
+    with lock.locked(folder):
+        assert _shown(folder, capsys, monkeypatch) == f"{folder} starting"
+        found = _status(folder, capsys)
+    assert (found["status"], found["step"], found["error"], found["metrics"]) == ("starting", None, None, {})
+
+
+def test_the_time_left_passes_while_a_run_evaluates(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder = write_run(tmp_path / "out", 30, ago_s=100)
+    _add(folder, {"event": "evaluating", "time": time.time(), "step": 30, "done": 5, "of": 9})
+    assert re.search(r"1m(30|2\d)s left", _shown(folder, capsys, monkeypatch))
+    done = write_run(tmp_path / "done", 100, ago_s=5)
+    assert re.search(r"3m0\ds left", _shown(done, capsys, monkeypatch)), "an evaluation and a save to come"
+    _add(done, {"event": "evaluating", "time": time.time(), "step": 100, "done": 5, "of": 9})
+    assert "s left" not in _shown(done, capsys, monkeypatch)
+
+
+def test_what_a_resumed_run_takes_again_is_gone(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder, now = write_run(tmp_path / "out", 30, ago_s=60, end="stopped"), time.time()
+    lines = [json.loads(line) for line in (folder / "run.jsonl").read_text("utf-8").splitlines()]
+    judged = [
+        line
+        for step in (10, 30)
+        for line in (
+            {"event": "evaluation", "time": now - 60, "step": step, "metrics": {"eval_f1": float(step)}},
+            {"event": "save", "time": now - 60, "step": step, "folder": f"checkpoint-{step}"},
+        )
+    ]
+    begin = lines[0] | {"time": now - 40, "resumed_from": 20}
+    lines = [*lines[:-1], *judged, lines[-1], begin, lines[1]]
+    (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    shown = _shown(folder, capsys, monkeypatch)
+    assert "20 of 100" in shown
+    assert "f1 10, at step 10" in shown
+    assert "checkpoint-10" in shown
+    assert "checkpoint-30" not in shown
+    assert re.search(r"for 1m4\ds, forecast 1h00m \(50m00s to 1h06m\) since the resume", shown), "61 s, and 40"
+    assert "tokens/s" not in shown
+
+
+def test_memory_of_several_ranks_is_that_of_the_first(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    running = write_run(tmp_path / "running", 30, ranks=2)
+    assert "1.8 GB of 16.4 GB, of rank 0" in _shown(running, capsys, monkeypatch)
+    ended = write_run(tmp_path / "ended", 30, end="finished", ranks=2)
+    assert "2.0 GB of 16.4 GB at most, of rank 0" in _shown(ended, capsys, monkeypatch)
+    assert run(["report", str(ended)]) == 0
+    assert "<dt>peak memory of rank 0</dt>" in (ended / "report.html").read_text("utf-8")
+
+
+def test_an_entity_may_be_called_total(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """As in receipts; SQuAD's detail of this name is a number of questions."""
+    folder = write_run(tmp_path / "out", 30)
+    metrics = {"eval_total_f1": 0.625, "eval_total": 12, "eval_HasAns_f1": 0.5, "eval_best_f1_thresh": 0.25}
+    _add(folder, {"event": "evaluation", "time": time.time(), "step": 30, "metrics": metrics})
+    assert "scores total f1 0.625, at step 30 " in _shown(folder, capsys, monkeypatch)
+    _add(folder, {"event": "end", "time": time.time(), "status": "finished", "metrics": metrics})
+    assert run(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text("utf-8")
+    metrics_at_end = page[page.index("Metrics at the end") :]
+    plain, details = metrics_at_end.split("<details", 1)
+    assert "total_" in plain.replace("<wbr>", "")
+    assert "HasAns" not in plain
+    assert "HasAns" in details
+
+
 def test_a_silent_run_is_told_from_a_killed_one_and_from_one_of_another_machine(tmp_path: Path, capsys: Any) -> None:
     here = _status(write_run(tmp_path / "here", 30, ago_s=300), capsys)
     assert (here["status"], here["alive"]) == ("silent", True)

@@ -35,7 +35,7 @@ from whet.log import logger
 from whet.models.loading.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
-from whet.store import compare, find, restore, weights
+from whet.store import best, compare, find, restore, weights
 from whet.store.snapshot import counters_as_saved
 from whet.watch import files as output_files
 from whet.watch import printing, progress, results, run_log
@@ -106,6 +106,8 @@ class Engine:
 
     _loop: TrainingLoop | None
     """The training that runs now."""
+    _weights_step: int | None = None
+    """The step whose weights a training has ended with; None while it runs, and before one."""
 
     @property
     def device(self) -> torch.device:
@@ -143,7 +145,9 @@ class Engine:
                 self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)
             self._loop = self.new_loop()
             try:
-                return self._loop.train(folder, named=find.is_named(asked))
+                trained = self._loop.train(folder, named=find.is_named(asked))
+                self._weights_step = best.step_of_weights(self.args, self.state)
+                return trained
             finally:
                 self._loop = None
 
@@ -164,7 +168,7 @@ class Engine:
             run, self.precision, self.events, outside, collator=self.spec.data_collator,
             optimizers=self.spec.optimizers, draws_new_layers=not self._has_trained,
         )  # fmt: skip
-        self.state, self._has_trained = loop.counters, True
+        self.state, self._has_trained, self._weights_step = loop.counters, True, None
         return loop
 
     def evaluate(
@@ -192,7 +196,7 @@ class Engine:
                 metrics, n_rows = output.metrics or {}, output.num_samples or 0
             named = self._named(metrics, metric_key_prefix, n_rows, started_s)
             self.log(named)
-            self.events.send("on_evaluate", self.state, metrics=named)
+            self.events.send("on_evaluate", self._state_of_weights(), metrics=named)
         return named
 
     def predict(
@@ -207,7 +211,7 @@ class Engine:
             metrics_of = compute_metrics or self.spec.compute_metrics
             output = self._evaluate(rows, metrics_of, keeps=not self.args.prediction_loss_only)
             named = self._named(output.metrics or {}, metric_key_prefix, output.num_samples or 0, started_s)
-            self.events.send("on_predict", self.state, metrics=named)
+            self.events.send("on_predict", self._state_of_weights(), metrics=named)
         return PredictionOutput(output.predictions, output.label_ids, named)
 
     def forward_batches(self, dataset: Any) -> Any:
@@ -256,14 +260,24 @@ class Engine:
                 callback.close(failed)
 
     def log(self, logs: dict[str, float]) -> None:
-        """Add figures to the log history and show them, with the epoch."""
-        if self.state.epoch is not None:
-            logs["epoch"] = round(self.state.epoch, 4)
-        self.state.log_history.append(logs | {"step": self.state.global_step})
-        run_log.write(
-            ["  ".join(f"{name} {value}" for name, value in ({"step": self.state.global_step} | logs).items())]
-        )
-        self.events.send("on_log", self.state, logs=logs)
+        """Add figures to the log history and show them, with the step of the weights and its epoch."""
+        state = self._state_of_weights()
+        if state.epoch is not None:
+            logs["epoch"] = round(state.epoch, 4)
+        state.log_history.append(logs | {"step": state.global_step})
+        run_log.write(["  ".join(f"{name} {value}" for name, value in ({"step": state.global_step} | logs).items())])
+        self.events.send("on_log", state, logs=logs)
+
+    def _state_of_weights(self) -> TrainerState:
+        """Return the counters of the step whose weights the model has: an earlier one once the best are loaded.
+
+        Otherwise an evaluation after the training would take the place of that of the last step.
+        """
+        step, state = self._weights_step, self.state
+        if step is None or step == state.global_step:
+            return state
+        epochs = (entry["epoch"] for entry in state.log_history if entry["step"] == step and "epoch" in entry)
+        return replace(state, global_step=step, epoch=next(epochs, state.epoch))
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], files: Collection[str] | None = None) -> None:
         """Write {split}_results.json, and put the metrics into all_results.json; `files` as in `results.save`."""

@@ -213,6 +213,7 @@ class TrainingLoop:
         self._build_step()
         self._choose_micro_batch(folder)
         self.run.model.train()
+        self.meter.start()
 
     def _load_best(self) -> None:
         if self.sync.place.is_first:
@@ -432,11 +433,11 @@ class TrainingLoop:
     # ---- after the last step ----
 
     def _finish(self) -> TrainOutput:
-        meter, seconds = self.meter, self.meter.elapsed_s
+        meter, totals = self.meter, self.meter.totals
         metrics = (
-            speed("train_", seconds, meter.n_rows, meter.n_steps)
+            speed("train_", max(totals.elapsed_s, 1e-9), totals.n_rows, totals.n_steps)
             | {
-                "train_tokens_per_second": round(meter.tokens_per_s, 1),
+                "train_tokens_per_second": round(totals.tokens_per_s, 1),
                 "train_padding_avoided": round(meter.padding_avoided_frac, 4),
                 "total_flos": self.counters.total_flos,
                 "train_loss": meter.mean_loss,

@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -24,6 +24,7 @@ from whet.config.secrets import hidden, in_variables
 from whet.engine.run import Interval
 from whet.errors import MASK, hide_secrets
 from whet.log import logger
+from whet.store import best
 from whet.store.weights import count_weights
 from whet.strict_json import jsonable
 from whet.watch import record, stop
@@ -45,11 +46,16 @@ class RecordCallback(TrainerCallback):
         self, report_html: bool = True, facts: Mapping[str, Any] | None = None, recorder: record.Recorder | None = None
     ) -> None:
         self._report_html, self._added, self._of_run = report_html, dict(facts or {}), recorder
+        self.count_rows: Callable[[], int] | None = None
+        """Returns the rows that this process has trained on; None: nobody counts them, and batches may be small."""
         self._recorder: record.Recorder | None = None
         self._clock = Clock()
         self._trains = False
+        self._weights_step: int | None = None
+        """The step whose weights a training has ended with; None while it runs, and before one."""
         self._marked_s = 0.0
-        self._first = self._n_predicted = 0
+        self._first = self._first_row = self._first_token = self._n_predicted = 0
+        """What there was of each before this training."""
         self._metrics: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -60,7 +66,9 @@ class RecordCallback(TrainerCallback):
             args.output_dir, _facts(args, known.get("model"), rows) | self._added
         )
         self._clock = Clock(lambda: _ahead(args, state))
-        self._trains, self._first, self._metrics = True, state.global_step, {}
+        self._trains, self._weights_step, self._metrics = True, None, {}
+        self._first, self._first_token = state.global_step, state.num_input_tokens_seen
+        self._first_row = 0 if self.count_rows is None else self.count_rows()
         self._recorder.begin(state)
         self._mark()
 
@@ -95,14 +103,14 @@ class RecordCallback(TrainerCallback):
         if self._recorder is not None and self._recorder.is_due:
             batches: Any = known.get("eval_dataloader")
             n_batches = len(batches) if has_length(batches) else None
-            self._recorder.evaluating(state.global_step, self._n_predicted, n_batches)
+            self._recorder.evaluating(self._weights_step or state.global_step, self._n_predicted, n_batches)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: Mapping[str, Any], **_: Any) -> None:
         self._n_predicted = 0
         self._add("evaluation")
         if self._recorder is None:
             return
-        self._recorder.evaluation(state.global_step, metrics)
+        self._recorder.evaluation(self._weights_step or state.global_step, metrics)
         self._metrics.update(metrics)
         if not self._trains:
             self._end(args, "finished")
@@ -117,7 +125,7 @@ class RecordCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._step(args, state)
-        self._trains = False
+        self._trains, self._weights_step = False, best.step_of_weights(args, state)
         self._end(args, "finished")
 
     @contextmanager
@@ -160,10 +168,11 @@ class RecordCallback(TrainerCallback):
         n_steps, seconds = state.global_step - self._first, self._clock.seconds
         if args.device.type != "cpu":  # kernels of a GPU run later than the calls that start them
             seconds = {name: value for name, value in seconds.items() if name not in ("forward_backward", "update")}
-        rows = n_steps * (state.train_batch_size or 0) * args.gradient_accumulation_steps * args.world_size
-        n_tokens = state.num_input_tokens_seen or None
+        n_rows = None if self.count_rows is None else self.count_rows() - self._first_row
+        counts_real = getattr(args, "include_num_input_tokens_seen", None) == "non_padding"  # "all": with padding
+        n_tokens = (state.num_input_tokens_seen - self._first_token or None) if counts_real else None
         progress = record.Progress(
-            n_steps, rows, n_tokens, self._clock.training_s, self._clock.left_s, dict(seconds)
+            n_steps, n_rows, n_tokens, self._clock.training_s, self._clock.left_s, dict(seconds)
         )  # fmt: skip
         self._recorder.step(state, progress, logged=logged, **figures)
 

@@ -34,7 +34,7 @@ from whet.models.loading.special_tokens import set_padding
 from whet.objectives.base import Objective
 from whet.store import find
 from whet.store.weights import count_weights
-from whet.watch import printing, record, run_log, stop
+from whet.watch import printing, record, results, run_log, stop
 
 _OF_TRAINING = (
     "auto", "auto_budget_s", "auto_ranks", "auto_again",
@@ -146,6 +146,8 @@ class TaskRun:
         """Save the trained model, its metrics and the counters."""
         with self._before.saving_model():
             self.engine.save_model()
+        if self._before.is_as_before:
+            metrics |= results.read(Path(self.args.output_dir), "train")
         self._record("train", metrics)
         self.engine.save_state()
         self._write_card()

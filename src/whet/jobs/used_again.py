@@ -32,6 +32,8 @@ class UsedAgain:
         self._folder = Path(folder)
         self._found = results.names_in(self._folder)
         self._has_stepped = False
+        self.is_as_before = False
+        """Whether the training took no step, and has saved the model that was there: its figures there stay true."""
 
     def after_first_step(self) -> FirstStep:
         """Return the callback that removes what was said of the model before the training."""
@@ -44,6 +46,7 @@ class UsedAgain:
         yield
         if (saved := checksum_in(self._folder)) is not None:
             results.settle(self._folder, saved, before)
+            self.is_as_before = saved == before
 
     def judging(self, job: JobFields) -> bool:
         """Note the model that is judged without training; return whether what was there was said of another one.

@@ -154,7 +154,7 @@ def _several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         {
             "name": run.name, "state": _state(run), "link": _link(run, folder),
             "time": duration(taken) if (taken := _train_s(run)) is not None else UNKNOWN,
-            "memory": _bytes(run.peak_bytes),
+            "memory": _bytes(run.peak_bytes) + (f" ({run.peak_of.strip()})" if run.peak_of else ""),
         }
         for run in runs
     ]  # fmt: skip
@@ -229,7 +229,7 @@ def _headlines(run: Run) -> list[dict[str, str]]:
     if (rate := _known(run.metrics.get("train_tokens_per_second"))) is not None:
         found.append(("real tokens a second", f"{rate:,.0f}"))
     if (peak := run.peak_bytes) is not None:
-        found.append(("peak memory", amount(peak)))
+        found.append((f"peak memory{run.peak_of}", amount(peak)))
     return [{"label": label, "value": value} for label, value in found]
 
 
@@ -244,15 +244,15 @@ def _forecast(run: Run) -> list[dict[str, str]]:
     if peak is not None:
         rows.append((f"peak memory{since}", amount(peak), _bytes(found), _ratio(peak, found)))
     expected, began = _known(forecast.get("train_s")), _known(run.begin.get("time"))
-    taken = _known(run.end.get("train_s")) or _known(run.metrics.get("train_runtime"))
+    taken = _known(run.end.get("train_s")) or (None if run.resumed_at else _known(run.metrics.get("train_runtime")))
     if expected is not None:
         low, high = _known(forecast.get("low")), _known(forecast.get("high"))
         between = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
         shown = UNKNOWN if taken is None else duration(taken)
         rows.append((f"training time{since}", duration(expected) + between, shown, _ratio(expected, taken)))
         if began is not None:
-            ended = _known(run.end.get("time"))
-            rows.append(("end", _when(began + expected), UNKNOWN if ended is None else _when(ended), ""))
+            shown = UNKNOWN if taken is None else _when(began + taken)
+            rows.append(("end of the training", _when(began + expected), shown, ""))
     return [dict(zip(("label", "expected", "found", "ratio"), row, strict=True)) for row in rows]
 
 
@@ -340,7 +340,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
     """Return the table of the worst examples; labels can be chosen if they are those of a few or of a matrix."""
     rows = [_example(row, one.file) for row in one.rows]
     for n, row in enumerate(rows if one.n_wrong is not None else []):
-        row["is_right"] = n >= (one.n_wrong or 0)
+        row["is_right"] = n >= one.n_wrong_rows
     expected, predicted = ([*dict.fromkeys(row[name] for row in rows)] for name in ("expected", "predicted"))
     labels = {label for matrix in run.confusions if matrix.prefix == one.prefix for label in matrix.labels}
     if {*expected, *predicted} <= labels or 2 * max(len(expected), len(predicted)) <= len(rows):

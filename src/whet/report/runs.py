@@ -36,9 +36,6 @@ UNKNOWN = "\N{EN DASH}"
 """Shown in place of a number that is not known."""
 _SPEED = ("runtime", "_per_second", "samples", "_left_out", "_wrong", "_judged", "_listed", "flos", "padding_avoided",
           "epoch", "seeds", "best_seed")  # fmt: skip
-_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-_LONGEST_LINE = 4 << 20
-"""Bytes; no line that whet writes is longer."""
 
 
 Lack = tuple[str, str]
@@ -53,9 +50,11 @@ class Examples:
     file: str
     rows: Sequence[Mapping[str, Any]]
     n_more: int
-    """Examples of the file that `rows` leaves out."""
+    """Lines of the file that `rows` leaves out, those that are no examples among them."""
     n_wrong: int | None
-    """Examples at its beginning that are wrong; the model is unsure of the others. None: nothing is right or wrong."""
+    """Lines at its beginning that are wrong; the model is unsure of the others. None: nothing is right or wrong."""
+    n_wrong_rows: int = 0
+    """How many of these are among `rows`."""
     n_judged: int | None = None
     """Examples of the split whose answer is known."""
 
@@ -94,6 +93,8 @@ class Run:
     """What the training took, of all processes of the run; None if the last one has no end."""
     peak_bytes: float | None = None
     """The most that one of them held; None if the last one has no end."""
+    peak_of: str = ""
+    """Words for what that is of, unless it is all of the run."""
     metrics: dict[str, Any] = field(default_factory=dict)
     examples: list[Examples] = field(default_factory=list)
     confusions: list[Confusion] = field(default_factory=list)
@@ -199,7 +200,7 @@ def judged_names(runs: Sequence[Run]) -> list[str]:
 def judges(metric: str) -> bool:
     """Return whether a metric says how good the model is: it is no speed, no count, and no detail of another one."""
     bare = re.sub(rf"^({'|'.join(SPLITS)})_", "", metric)
-    return not metric.endswith(_SPEED) and not bare.startswith(_DETAILS)
+    return not metric.endswith(_SPEED) and not record.is_squad_detail(bare)
 
 
 def _read_record(run: Run) -> None:
@@ -216,15 +217,17 @@ def _read_record(run: Run) -> None:
     run.read_from.append(RECORD_NAME)
     run.begin, run.forecast, run.end = found.training.begin, found.training.forecast, found.training.end or {}
     run.steps = found.steps
-    run.evaluations = _by_step(_evaluations(found.run))
+    run.evaluations = _by_step((one.step, one.metrics, not one.apart) for one in found.evaluations)
     _read_changes(run, found.run)
     run.resumed_at = [one for attempt in found.run if isinstance(one := attempt.begin.get("resumed_from"), int)]
     run.seconds, run.seconds_of_last = _seconds(found.run), _seconds([found.training])
     if run.end:
         trained = [one for one in found.run if one.trains] or [found.training]
-        peaks = [finite((one.end or {}).get("peak_bytes")) for one in trained]
-        run.peak_bytes = max((one for one in peaks if one is not None), default=None)
-        run.train_s = sum(map(_train_s, trained))
+        peaks = [(peak, one) for one in trained if (peak := finite((one.end or {}).get("peak_bytes"))) is not None]
+        if peaks:
+            run.peak_bytes, highest = max(peaks, key=lambda pair: pair[0])
+            run.peak_of = highest.peak_of
+        run.train_s = found.trained_s
 
 
 def _seconds(attempts: Sequence[Attempt]) -> dict[str, float]:
@@ -235,22 +238,6 @@ def _seconds(attempts: Sequence[Attempt]) -> dict[str, float]:
     return found
 
 
-def _train_s(attempt: Attempt) -> float:
-    """Return how long a process trained; one that was killed, up to its last step."""
-    if attempt.end is not None:
-        return finite(attempt.end.get("train_s")) or 0.0
-    began, last = finite(attempt.begin.get("time")), attempt.steps[-1].time if attempt.steps else math.nan
-    return max(last - began, 0.0) if began is not None and math.isfinite(last) else 0.0
-
-
-def _evaluations(attempts: Sequence[Attempt]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the step and the metrics of every evaluation; one without training is of the model trained before it."""
-    last = 0
-    for attempt in attempts:
-        last = max([last, *(one.step for one in attempt.steps)]) if attempt.trains else last
-        yield from ((one.step if attempt.trains else last, one.metrics) for one in attempt.evaluations)
-
-
 def _read_changes(run: Run, attempts: Sequence[Attempt]) -> None:
     """Take when the model changed last, and what was measured since."""
     for attempt in attempts:
@@ -258,8 +245,8 @@ def _read_changes(run: Run, attempts: Sequence[Attempt]) -> None:
             run.changed_s = number(attempt.begin.get("time"))
         if attempt.steps:
             run.changed_s, run.recorded = attempt.steps[-1].time, []
-        last = attempt.steps[-1].step if attempt.steps else 0
-        run.recorded += [one.metrics for one in attempt.evaluations if one.step >= last or not attempt.trains]
+        since = attempt.steps[-1].time if attempt.steps else -math.inf
+        run.recorded += [one.metrics for one in attempt.evaluations if one.time >= since]
         run.recorded += [attempt.end["metrics"]] if attempt.end else []
 
 
@@ -283,12 +270,16 @@ def seeds_in(folder: Path) -> list[str]:
     return sorted(name for name in found if re.fullmatch(r"seed-\d+", name) and (folder / name).is_dir())
 
 
-def _by_step(evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, dict[str, Any]]:
-    """Return the metrics of the validation split, by step; of two evaluations at one step, the later counts."""
+def _by_step(evaluations: Iterable[tuple[int, Mapping[str, Any], bool]]) -> dict[int, dict[str, Any]]:
+    """Return the metrics of the validation split, by step, of evaluations of which each says whether its step is sure.
+
+    Of two evaluations at one step, the later counts if it is: another one may be of other weights, or other data.
+    """
     found: dict[int, dict[str, Any]] = {}
-    for step, metrics in evaluations:
+    for step, metrics, is_sure in evaluations:
         if judged := {name: value for name, value in metrics.items() if name.startswith("eval_")}:
-            found[step] = found.get(step, {}) | judged
+            before = found.get(step, {})
+            found[step] = before | judged if is_sure else judged | before
     return dict(sorted(found.items()))
 
 
@@ -307,7 +298,8 @@ def _read_history(run: Run) -> Mapping[str, Any]:
         return [*run.evaluations.values()][-1] if is_recorded and run.evaluations else {}
     run.read_from.append(str(path.relative_to(run.folder)))
     entries = [one for one in entries if isinstance(one.get("step"), int)]
-    evaluations = _by_step((one["step"], one) for one in entries)
+    n_training = next((n for n, one in enumerate(entries) if "train_runtime" in one), len(entries))
+    evaluations = _by_step((one["step"], one, n < n_training) for n, one in enumerate(entries))
     run.steps = run.steps or [_step(one, state.get("max_steps")) for one in entries if "loss" in one]
     run.evaluations = run.evaluations or evaluations
     final = [one for one in entries if "train_runtime" in one][-1:]
@@ -371,7 +363,7 @@ def _take_results(run: Run, path: Path) -> None:
 
 def _read_examples(run: Run) -> None:
     for prefix, name in ERRORS.items():
-        path, damaged = run.folder / name, []
+        path, n_damaged = run.folder / name, 0
         if not _is_file(path) or _is_earlier(run, path, prefix):
             if prefix == "eval":
                 how = "--do_eval writes it; for a trained model, --model_name_or_path OUT --do_eval without --do_train"
@@ -380,16 +372,18 @@ def _read_examples(run: Run) -> None:
                 run.lacks.append(("the examples that the model gets wrong", f"there is no {name}: {how}"))
             continue
         run.read_from.append(name)
-        rows, n_more = [], 0
-        for row in _lines(path, damaged):
-            if len(rows) < WORST:
-                rows.append(row)
-            else:
-                n_more += 1
-        if damaged:
-            run.lacks.append((f"some examples of {name}", f"{len(damaged)} of its lines are not JSON objects"))
         n_wrong, n_judged = (_counted(run, prefix, what) for what in ("wrong", "judged"))
-        run.examples.append(Examples(prefix, name, rows, n_more, n_wrong, n_judged))
+        rows, n_lines, n_wrong_rows = [], 0, 0
+        for row in _lines(path):
+            n_lines += 1
+            if row is None:
+                n_damaged += 1
+            elif len(rows) < WORST:
+                rows.append(row)
+                n_wrong_rows += n_lines <= (n_wrong or 0)
+        if n_damaged:
+            run.lacks.append((f"some examples of {name}", f"{n_damaged} of its lines are not JSON objects"))
+        run.examples.append(Examples(prefix, name, rows, n_lines - len(rows), n_wrong, n_wrong_rows, n_judged))
 
 
 def _counted(run: Run, prefix: str, what: str) -> int | None:
@@ -431,15 +425,12 @@ def _object(path: Path, run: Run) -> dict[str, Any]:
         return {}
 
 
-def _lines(path: Path, damaged: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of the file's lines; other lines are added to `damaged`."""
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the JSON object of each of the file's lines, however long that is; None for a line that is none."""
     with path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE):
+        for line in filter(bytes.strip, file):
             try:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
-            if isinstance(found, dict):
-                yield found
-            elif line.strip():
-                damaged.append(line[:80])
+            yield found if isinstance(found, dict) else None

@@ -32,6 +32,12 @@ def remember(args: TrainingArguments, state: TrainerState, metrics: dict[str, fl
     state.best_model_checkpoint = None
 
 
+def step_of_weights(args: TrainingArguments, state: TrainerState) -> int:
+    """Return the step whose weights a training has ended with: the last, or the best if it ends with that one."""
+    is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+    return (state.best_global_step if is_best else None) or state.global_step
+
+
 def _metric(wanted: str, metrics: dict[str, float]) -> float:
     name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
     if name not in metrics:

@@ -104,6 +104,16 @@ class Watched:
         """What its file says so far."""
         return self._follower.record
 
+    @property
+    def shown(self) -> RunRecord:
+        """What of that is of the present run: nothing yet of one that is starting in the folder of an earlier one."""
+        return RunRecord(self.folder) if self.state.status == "starting" else self.record
+
+    @property
+    def trains(self) -> bool:
+        """Whether its newest process has begun to train; one that only judges has no part in the training's times."""
+        return self.shown.last.trains
+
     def look(self) -> None:
         """Read what is new."""
         self.changes = self._follower.update()
@@ -250,10 +260,10 @@ def _name(run: Watched) -> str:
 
 def _summary(run: Watched, most: int | None = None) -> str:
     """Return a run on one line; its name in at most so many characters."""
-    name, steps, end = _name(run), run.record.steps, run.record.last.end
+    name, last, end = _name(run), run.shown.last, run.shown.last.end
     figures = [name if most is None else console.shorten(name, most), run.state.words]
-    if steps and end is None:
-        figures += _figures(steps[-1])
+    if last.steps and end is None:
+        figures += _figures(last.steps[-1])
     if end is not None:
         figures += [*_metrics(end["metrics"]), *_error(end)[:1]]
     return "  ".join(figures)
@@ -264,8 +274,12 @@ def _change(run: Watched, found: Step | Evaluation | Save | None) -> str | None:
     if isinstance(found, Step):
         return "  ".join([_name(run), *_figures(found)])
     if isinstance(found, Evaluation):
-        return "  ".join([_name(run), f"evaluated at step {found.step:,}", *_metrics(found.metrics)])
+        return "  ".join([_name(run), f"evaluated{_at(found)}", *_metrics(found.metrics)])
     return f"{_name(run)}  saved {escape_controls(found.folder)}" if isinstance(found, Save) else None
+
+
+def _at(one: Evaluation) -> str:
+    return "" if one.apart else f" at step {one.step:,}"
 
 
 def _figures(last: Step) -> list[str]:
@@ -297,13 +311,17 @@ def _error(end: Mapping[str, Any]) -> list[str]:
 
 
 def _left(run: Watched) -> str | None:
-    """Return the time that is left, less the time since the line that says so."""
-    steps = run.record.steps
-    eta_s = finite(steps[-1].eta_s) if steps else None
-    if eta_s is None or run.state.status in _ENDED:
+    """Return the time that is left, less the time since the step whose line says so; None if the steps are done."""
+    last = run.shown.last
+    if not last.steps or run.state.status in _ENDED:
         return None
-    passed_s = run.state.quiet_s if run.state.status == "running" else 0.0
-    return console.duration(max(eta_s - passed_s, 0.0))
+    step, eta_s = last.steps[-1], finite(last.steps[-1].eta_s)
+    is_done = step.of is not None and step.step >= step.of  # what is left then is an evaluation or a save
+    if eta_s is None or (is_done and last.evaluating is not None):
+        return None
+    since_s = run.state.quiet_s + max(last.last - step.time, 0.0) if run.state.status == "running" else 0.0
+    left_s = max(eta_s - since_s, 0.0)
+    return None if is_done and not left_s else console.duration(left_s)
 
 
 def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -313,7 +331,7 @@ def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _memory_limit(run: Watched) -> float | None:
     """Return the bytes that the run may use: the machine's, or fewer by `--memory_limit_gb`."""
-    begin = run.record.last.begin
+    begin = run.shown.last.begin
     asked = finite(_object(_object(begin, "settings"), "memory_limit_gb").get("value"))
     known = [finite(_object(begin, "machine").get("memory_bytes")), asked * (1 << 30) if asked else None]
     return min((one for one in known if one is not None), default=None)
@@ -357,7 +375,7 @@ def _panel(run: Watched, shown: Console, labels: Collection[str] | None = None) 
 
 
 def _content(run: Watched, shown: Console) -> Iterator[tuple[str, Any]]:
-    record, begin = run.record, run.record.training.begin
+    record, begin = run.shown, run.shown.training.begin
     steps, last, of = record.steps, record.last, finite(begin.get("steps"))
     resumed_from = finite(begin.get("resumed_from"))
     if what := _what(begin):
@@ -375,10 +393,12 @@ def _content(run: Watched, shown: Console) -> Iterator[tuple[str, Any]]:
         yield "now", Text(f"evaluating: {done:,.0f}" + (f" of {total:,.0f}" if total else ""))
     if steps:
         yield from _of_steps(run, shown)
+    if (text := _memory(run)) is not None:
+        yield "memory", Text(text)
     if record.evaluations:
         one = record.evaluations[-1]
-        yield "scores", Text(", ".join([*_metrics(one.metrics), f"at step {one.step:,}"]))
-    if parts := _shares(steps):
+        yield "scores", Text(", ".join([*_metrics(one.metrics), *([at.strip()] if (at := _at(one)) else [])]))
+    if run.trains and (parts := _shares(steps)):
         yield "spent", Text(parts)
     if record.saves:
         saved = record.saves[-1]
@@ -402,54 +422,60 @@ def _what(begin: Mapping[str, Any]) -> str:
 
 
 def _times(run: Watched) -> str | None:
-    """Return how long the training has taken, what is left, and what was forecast."""
-    last, forecast, parts = run.record.last, run.record.training.forecast, []
-    train_s = None if last.end is None else finite(last.end.get("train_s"))
-    began = finite(run.record.training.begin.get("time"))
-    if train_s:
-        parts.append(f"trained for {console.duration(train_s)}")
-    elif last.end is None and began is not None:
-        now_s = last.last if run.state.status == "killed" else time.time()
-        parts.append(f"for {console.duration(now_s - began)}")
+    """Return how long the training has taken, what is left, and what was forecast; of one that judges, how long."""
+    record, last, parts = run.shown, run.shown.last, []
+    began, is_over = finite(last.begin.get("time")), last.end is not None or run.state.status == "killed"
+    taken_s = None if began is None else max((last.last if is_over else time.time()) - began, 0.0)
+    if not run.trains:
+        return None if taken_s is None else f"for {console.duration(taken_s)}"
+    if last.end is None and taken_s is not None:
+        earlier_s = sum(one.train_s for one in record.run if one.trains and one is not last)
+        parts.append(f"for {console.duration(earlier_s + taken_s)}")
+    elif record.trained_s:
+        parts.append(f"trained for {console.duration(record.trained_s)}")
     if (left := _left(run)) is not None:
         parts.append(f"{left} left")
-    if (expected := finite(forecast.get("train_s"))) is not None:
-        low, high = finite(forecast.get("low")), finite(forecast.get("high"))
+    if (expected := finite(last.forecast.get("train_s"))) is not None:
+        low, high = finite(last.forecast.get("low")), finite(last.forecast.get("high"))
         between = ""
         if low is not None and high is not None:
             between = f" ({console.duration(low)} to {console.duration(high)})"
-        parts.append(f"forecast {console.duration(expected)}{between}")
+        since = " since the resume" if last.resumed_from else ""
+        parts.append(f"forecast {console.duration(expected)}{between}{since}")
     return ", ".join(parts) or None
 
 
 def _of_steps(run: Watched, shown: Console) -> Iterator[tuple[str, Any]]:
-    steps, last = run.record.steps, run.record.steps[-1]
+    steps = run.shown.steps
     losses = [one.loss for one in steps if one.loss is not None]
     if losses:
         now, room = f"{losses[-1]:.4g}", shown.width - len("memory") - 6
         bars = _BARS if (shown.encoding or "").lower().startswith("utf") else _PLAIN_BARS
         curve = sparkline([one for one in losses if math.isfinite(one)], room - len(now) - 1, bars)
         yield "loss", Text.assemble((now, "" if math.isfinite(losses[-1]) else "bold red"), " ", (curve, "cyan"))
+    if not run.shown.last.steps:
+        return
+    last = run.shown.last.steps[-1]
     rates = [] if last.learning_rate is None else [f"learning rate {last.learning_rate:.3g}"]
     rates += [] if last.grad_norm is None else [f"gradient norm {last.grad_norm:.3g}"]
     if rates:
         yield "rate", Text(", ".join(rates))
     if (speed := _speed(last)) is not None:
         yield "speed", Text(speed)
-    if (text := _memory(run, last)) is not None:
-        yield "memory", Text(text)
 
 
-def _memory(run: Watched, last: Step) -> str | None:
+def _memory(run: Watched) -> str | None:
     """Return the memory that the run holds, or held at most, of what it may, and the forecast of that."""
-    end, limit = run.record.last.end, _memory_limit(run)
-    forecast = finite(run.record.training.forecast.get("peak_bytes"))
-    peak = None if end is None else finite(end.get("peak_bytes"))
-    used = finite(last.resident_bytes) if peak is None else peak
-    if used is None:
+    last, limit = run.shown.last, _memory_limit(run)
+    peak = None if last.end is None else finite(last.end.get("peak_bytes"))
+    held = finite(last.steps[-1].resident_bytes) if last.steps else None
+    if (used := held if peak is None else peak) is None:
         return None
     parts = [console.amount(used) + (f" of {console.amount(limit)}" if limit else "") + (" at most" if peak else "")]
-    return ", ".join([*parts, *([] if forecast is None else [f"forecast {console.amount(forecast)}"])])
+    parts += [of.strip()] if (of := last.peak_of if peak else last.of_rank) else []
+    if (forecast := finite(last.forecast.get("peak_bytes"))) is not None:
+        parts.append(f"forecast {console.amount(forecast)}")
+    return ", ".join(parts)
 
 
 def _shares(steps: Sequence[Step]) -> str:
@@ -477,20 +503,22 @@ def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
 
 def _facts(run: Watched) -> dict[str, Any]:
     """Return what `--json` prints of a run."""
-    record, state = run.record, run.state
+    record, state = run.shown, run.state
     begin, steps, end = record.training.begin, record.steps, record.last.end
-    last = steps[-1] if steps else None
-    names = ("step", "of", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_s", "rows_per_s",
-             "resident_bytes", "eta_s")  # fmt: skip
+    of_training = ("step", "of", "epoch", "loss", "learning_rate", "grad_norm")
+    of_process = ("tokens_per_s", "rows_per_s", "resident_bytes", "eta_s")
+    found_in = {of_training: steps, of_process: record.last.steps}
     model = begin.get("model")
     evaluation = record.evaluations[-1] if record.evaluations else None
     found = {
         "folder": str(run.folder), "status": state.status, "quiet_s": round(state.quiet_s, 1), "alive": state.alive,
         "host": record.last.begin.get("host"), "pid": record.last.begin.get("pid"), "task": begin.get("task"),
         "model": model.get("name") if isinstance(model, dict) else None, "steps": begin.get("steps"),
-        **{name: None if last is None else getattr(last, name) for name in names},
-        "memory_limit_bytes": _memory_limit(run), "forecast": dict(record.training.forecast) or None,
-        "evaluation": None if evaluation is None else {"step": evaluation.step, "metrics": evaluation.metrics},
+        **{name: getattr(one[-1], name) if one else None for names, one in found_in.items() for name in names},
+        "memory_limit_bytes": _memory_limit(run), "forecast": dict(record.last.forecast) or None,
+        "evaluation": None if evaluation is None else {
+            "step": None if evaluation.apart else evaluation.step, "metrics": evaluation.metrics
+        },
         "saved": record.saves[-1].folder if record.saves else None,
         "error": None if end is None else end.get("error"),
         "metrics": {} if end is None else end.get("metrics"),

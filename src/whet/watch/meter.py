@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from whet.data.batch import Batch
 from whet.store import schema
@@ -45,8 +45,28 @@ _LATER_KINDS = {
     "part_windows": schema.object_of(schema.list_of(schema.loss)),
     "n_computed": schema.count,
     "n_padded": schema.count,
+    "totals": schema.object_of(lambda value: schema.number(value) and value >= 0),
 }
 """Those that some checkpoints lack."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the processes of a run have done."""
+
+    n_steps: int = 0
+    n_rows: int = 0
+    n_tokens: int = 0
+    """Real tokens."""
+    elapsed_s: float = 0.0
+    """Since each process was ready for its first step."""
+    training_s: float = 0.0
+    """Of the steps alone."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Real tokens per second of the steps."""
+        return self.n_tokens / max(self.training_s, 1e-9)
 
 
 def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> list[int]:
@@ -175,7 +195,10 @@ _KEPT = 1.0 - 1.0 / 200.0
 class Meter:
     """Counts of one run in this process, unless they say otherwise; times come from the monotonic clock."""
 
+    before: Totals = field(default_factory=Totals)
+    """What earlier processes of the run had done by the checkpoint; nothing if that does not say it."""
     started_s: float = field(default_factory=time.perf_counter)
+    """When this process was ready for its first step."""
     n_steps: int = 0
     n_rows: int = 0
     n_rows_before: int = 0
@@ -241,6 +264,7 @@ class Meter:
             "n_computed": self.n_computed,
             "n_padded": self.n_padded,
             "window": _as_json(self.window),
+            "totals": asdict(self.totals),
         } | ({"part_windows": parts} if parts else {})
 
     def load_state(self, saved: State) -> None:
@@ -249,20 +273,32 @@ class Meter:
         schema.require_types(saved, _LATER_KINDS, "meter")
         self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
         self.n_rows_before = saved["n_rows"]
+        self.before = _totals_of(saved.get("totals", {}))
         self.n_computed, self.n_padded = saved.get("n_computed", 0), saved.get("n_padded", 0)
         self.window = [float(loss) for loss in saved["window"]]
         parts = saved.get("part_windows", {})
         self.part_windows = {name: [float(loss) for loss in losses] for name, losses in parts.items()}
 
+    def start(self) -> None:
+        """Count the time from now on: this process is ready for its first step."""
+        self.started_s = time.perf_counter()
+
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the run began in this process."""
-        return time.perf_counter() - self.started_s
+    def totals(self) -> Totals:
+        """What all processes of the run have done; one that takes no step adds no time."""
+        before, elapsed_s = self.before, time.perf_counter() - self.started_s
+        return Totals(
+            n_steps=before.n_steps + self.n_steps,
+            n_rows=before.n_rows + self.n_rows,
+            n_tokens=before.n_tokens + self.n_tokens,
+            elapsed_s=before.elapsed_s + (elapsed_s if self.n_steps else 0.0),
+            training_s=before.training_s + self.clock.training_s,
+        )
 
     @property
     def tokens_per_s(self) -> float:
-        """Real tokens per second."""
-        return self.n_tokens / max(self.elapsed_s, 1e-9)
+        """Real tokens per second of the steps of this process."""
+        return self.n_tokens / max(self.clock.training_s, 1e-9)
 
     @property
     def padding_avoided_frac(self) -> float:
@@ -273,6 +309,14 @@ class Meter:
     def mean_loss(self) -> float:
         """Mean loss over the steps of the run."""
         return self.loss_total / self.n_losses if self.n_losses else float("nan")
+
+
+def _totals_of(saved: Mapping[str, float]) -> Totals:
+    """Return the saved totals; none at all if one is missing, as their quotients would be of different times."""
+    if saved.keys() != {one.name for one in fields(Totals)}:
+        return Totals()
+    n_steps, n_rows, n_tokens = (int(saved[name]) for name in ("n_steps", "n_rows", "n_tokens"))
+    return Totals(n_steps, n_rows, n_tokens, saved["elapsed_s"], saved["training_s"])
 
 
 def _as_json(losses: Sequence[float]) -> list[float | str]:

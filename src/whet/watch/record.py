@@ -9,8 +9,10 @@ transformers. A run that resumes appends to the file. Each line has `event` and 
   entry, and every ten seconds
 - `forecast`, once the first steps have shown that the run lasts: its peak memory by part, its time from `begin` on, the
   least and the most of that, and whether the rates of the machine or the pace of these steps gave it
-- `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder
-- `end`: `finished`, `stopped` or `failed`. A killed run has no such line.
+- `evaluating` every ten seconds of an evaluation, `evaluation` with its metrics, `save` with its folder. The step of an
+  evaluation is that of the weights: an earlier one than the last, once the best model has been loaded
+- `end`: `finished`, `stopped` or `failed`, and the peak memory: of the `run`, or of the `process` if that held as much
+  before it. A killed run has no such line.
 
 Numbers that JSON does not have are written as text: NaN, Infinity, -Infinity.
 """
@@ -20,17 +22,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whet import system
+from whet.config.ranks import here
 from whet.config.rules.training import RECORD_NAME
 from whet.errors import ConfigError, Problem, WhetError, hide_secrets
 from whet.hardware import cpu, memory
@@ -50,14 +54,18 @@ LARGEST_BYTES = 50_000_000
 _LONGEST_ERROR = 4000
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
-_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-"""Prefixes of SQuAD's detailed metrics."""
+_DETAIL = re.compile("(HasAns|NoAns)_.*|total|best_(exact|f1)(_thresh)?")
+"""SQuAD's details of its metrics. A kind of entity may be called total, too: total_f1 is none of these."""
+
+
+def is_squad_detail(name: str) -> bool:
+    """Return whether a metric, named without the prefix of its split, is one of SQuAD's details of another."""
+    return _DETAIL.fullmatch(name) is not None
 
 
 def is_detail(metric: str) -> bool:
     """Return whether a metric is a speed or a detail of another: it is in the files, but not in a line for people."""
-    _, found, rest = metric.partition("_")
-    return metric.endswith(_OF_SPEED) or (bool(found) and rest.startswith(_DETAILS))
+    return metric.endswith(_OF_SPEED) or is_squad_detail(metric.partition("_")[2])
 
 
 # ---- the command of this process ----
@@ -116,9 +124,9 @@ class Progress:
     """How far a run has come in this process."""
 
     n_steps: int
-    n_rows: int
+    n_rows: int | None
     n_tokens: int | None
-    """Real tokens; None if nobody counts them."""
+    """Real tokens; None if nobody counts them, as with rows."""
     training_s: float
     """What the steps have taken, without evaluations and saves."""
     left_s: float
@@ -148,6 +156,8 @@ class Recorder:
         self._last_s = time.perf_counter()
         self._began_s: float | None = None
         self._train_s = 0.0
+        self._peak_before: int | None = None
+        """The most that the process held before the first line."""
         self._before = _NOTHING_YET
 
     def begin(self, state: Any) -> None:
@@ -173,13 +183,14 @@ class Recorder:
         seconds = {name: total - before.seconds.get(name, 0.0) for name, total in progress.seconds.items()}
         training_s = max(progress.training_s - before.training_s, 1e-9)
         n_tokens = None if progress.n_tokens is None else progress.n_tokens - (before.n_tokens or 0)
+        n_rows = None if progress.n_rows is None else progress.n_rows - (before.n_rows or 0)
         self._before = progress
         self._write(
             "step",
             step=state.global_step, of=state.max_steps, epoch=None if state.epoch is None else round(state.epoch, 4),
             **({"loss": None, "learning_rate": None, "grad_norm": None} | figures),
             tokens_per_s=None if n_tokens is None else round(n_tokens / training_s, 1),
-            rows_per_s=round((progress.n_rows - before.n_rows) / training_s, 3),
+            rows_per_s=None if n_rows is None else round(n_rows / training_s, 3),
             resident_bytes=memory.resident_bytes(),
             eta_s=round(progress.left_s, 3),
             seconds={name: round(value, 4) for name, value in seconds.items()},
@@ -211,8 +222,11 @@ class Recorder:
     def end(self, status: str, *, error: BaseException | None = None, metrics: Mapping[str, Any] | None = None) -> None:
         """Write the last line: the status is finished, stopped or failed."""
         self.training_ends()
+        peak = memory.peak_bytes()
+        is_of_run = peak is not None and (self._peak_before is None or peak > self._peak_before)
         self._write(
-            "end", status=status, error=None if error is None else _described(error), peak_bytes=memory.peak_bytes(),
+            "end", status=status, error=None if error is None else _described(error),
+            peak_bytes=peak, peak_of="run" if is_of_run else "process",
             train_s=round(self._train_s, 3), metrics=dict(metrics or {}),
         )  # fmt: skip
 
@@ -228,10 +242,10 @@ class Recorder:
         self.end("finished", metrics=metrics)
 
     def _write_begin(self, steps: int | None, resumed_from: int | None) -> None:
-        self._begun = True
+        self._begun, self._peak_before = True, memory.peak_bytes()
         self._write(
-            "begin", whet=__version__, pid=os.getpid(), host=socket.gethostname(), **self._facts, steps=steps,
-            resumed_from=resumed_from,
+            "begin", whet=__version__, pid=os.getpid(), host=socket.gethostname(), ranks=here().n_ranks, **self._facts,
+            steps=steps, resumed_from=resumed_from,
         )  # fmt: skip
 
     def _write(self, event: str, **facts: Any) -> None:
@@ -361,7 +375,10 @@ class Evaluation:
 
     time: float
     step: int
+    """That of the weights; of an evaluation `apart`, the last one that was trained."""
     metrics: Mapping[str, Any]
+    apart: bool = False
+    """Whether its process trained nothing: the model may be that of the last step, or the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +388,9 @@ class Save:
     time: float
     step: int
     folder: str
+
+
+_Kept = TypeVar("_Kept", Step, Evaluation, Save)
 
 
 @dataclass
@@ -395,6 +415,30 @@ class Attempt:
         """Whether it has begun to train."""
         return isinstance(self.begin.get("steps"), int)
 
+    @property
+    def resumed_from(self) -> int:
+        """The step that its training began after."""
+        return _whole(self.begin.get("resumed_from")) or 0
+
+    @property
+    def train_s(self) -> float:
+        """How long it has trained; without an end, up to its last step."""
+        if self.end is not None:
+            return finite(self.end.get("train_s")) or 0.0
+        began, last = finite(self.begin.get("time")), self.steps[-1].time if self.steps else math.nan
+        return max(last - began, 0.0) if began is not None and math.isfinite(last) else 0.0
+
+    @property
+    def of_rank(self) -> str:
+        """Words for whose memory is recorded: those of a run with several ranks, of which only the first records."""
+        return " of rank 0" if (_whole(self.begin.get("ranks")) or 1) > 1 else ""
+
+    @property
+    def peak_of(self) -> str:
+        """Words for what the peak memory of its end is of, unless that is all of the run."""
+        of_process = self.end is not None and self.end.get("peak_of") == "process"
+        return (" of the process" if of_process else "") + self.of_rank
+
     def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
         """Add a line other than `begin`, and return what it is; every line counts as a sign of life."""
         event, step = line.get("event"), _whole(line.get("step")) or 0
@@ -406,7 +450,8 @@ class Attempt:
             self.steps.append(_step(line, self.last, step))
             return self.steps[-1]
         if event == "evaluation":
-            self.evaluations.append(Evaluation(self.last, step, _read_numbers(_mapping(line.get("metrics")))))
+            metrics = _read_numbers(_mapping(line.get("metrics")))
+            self.evaluations.append(Evaluation(self.last, step, metrics, apart=not self.trains))
             return self.evaluations[-1]
         if event == "save":
             self.saves.append(Save(self.last, step, str(line.get("folder"))))
@@ -450,22 +495,40 @@ class RunRecord:
     @property
     def steps(self) -> list[Step]:
         """The steps of the newest run, in order; those that a resumed run took again are there once."""
-        found: list[Step] = []
-        for attempt in self.run:
-            if attempt.trains:
-                found = [one for one in found if one.step <= (_whole(attempt.begin.get("resumed_from")) or 0)]
-            found += attempt.steps
-        return found
+        return self._kept(lambda attempt, _: attempt.steps)
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """The evaluations of the newest run."""
-        return [one for attempt in self.run for one in attempt.evaluations]
+        """The evaluations of the newest run, without those of steps that a resumed run took again."""
+
+        def of(attempt: Attempt, last: int) -> list[Evaluation]:
+            return [replace(one, step=last) if one.apart else one for one in attempt.evaluations]
+
+        return self._kept(of)
 
     @property
     def saves(self) -> list[Save]:
-        """The checkpoints that the newest run wrote."""
-        return [one for attempt in self.run for one in attempt.saves]
+        """The checkpoints that the newest run wrote, without those of steps that a resumed run took again."""
+        return self._kept(lambda attempt, _: attempt.saves)
+
+    @property
+    def trained_s(self) -> float:
+        """How long the newest run has trained, in all of its processes; of one without an end, up to its last step."""
+        return sum(one.train_s for one in self.run if one.trains)
+
+    def _kept(self, of: Callable[[Attempt, int], list[_Kept]]) -> list[_Kept]:
+        """Return what `of` finds in the attempts of the newest run, but for what lies behind the step of a resume.
+
+        It is given an attempt, and the last step that was trained by its end.
+        """
+        found: list[_Kept] = []
+        last = 0
+        for attempt in self.run:
+            if attempt.trains:
+                found = [one for one in found if one.step <= attempt.resumed_from]
+                last = max([attempt.resumed_from, *(one.step for one in attempt.steps)])
+            found += of(attempt, last)
+        return found
 
     def add(self, line: Mapping[str, Any]) -> Step | Evaluation | Save | None:
         """Add the next line of the file, and return what it is unless it begins or ends something."""

@@ -61,6 +61,12 @@ def save(
         logger.info("removed what was said of other data before, and is not now: %s", ", ".join(removed))
 
 
+def read(folder: Path, split: str) -> dict[str, Any]:
+    """Return the numbers that {split}_results.json has; none if there is no such file, or it is a link."""
+    found = _read_object(folder / f"{split}_results.json")
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
 def forget(folder: Path, *, named: Collection[str] = ()) -> None:
     """Remove all results in this folder, which are of an earlier model; tell people of those that are `named`."""
     _forget(folder, _ALL_NAMES, named)

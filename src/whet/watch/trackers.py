@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.utils.generic import flatten_dict
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
@@ -31,12 +32,14 @@ _TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second"
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
 """Of one call to MLflow, and characters of a value."""
 _TRUE = ("1", "ON", "YES", "TRUE")
+_MLFLOW_SWITCHES = ("MLFLOW_NESTED_RUN", "MLFLOW_FLATTEN_PARAMS")
 
 
 class Tracker(TrainerCallback):
     """Sends the numbers of each log entry to one tracker. Training or an entry starts its run, `close` ends it.
 
-    What a tracker prints goes to standard error if standard output has JSON lines.
+    A run of wandb or MLflow that a script has started is used, and stays open. What a tracker prints goes to standard
+    error if standard output has JSON lines.
     """
 
     def __init__(self, start: Start, *, by_error: bool) -> None:
@@ -80,9 +83,9 @@ def renamed(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return figures under the names that transformers gives them: eval/..., test/..., otherwise train/..."""
 
     def name_of(name: str) -> str:
-        for split in ("eval_", "test_"):
-            if name.startswith(split):
-                return f"{split[:-1]}/{name.removeprefix(split)}"
+        for start, split in (("eval_", "eval"), ("test_", "test"), ("predict_", "test")):
+            if name.startswith(start):
+                return f"{split}/{name.removeprefix(start)}"
         return f"train/{name}"
 
     return {name_of(name): value for name, value in numbers.items()}
@@ -129,7 +132,8 @@ def _wandb(_: TrainingArguments) -> Start:
 
     def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
         named = {} if args.run_name is None else {"name": args.run_name}
-        run = module.run or module.init(project=os.environ.get("WANDB_PROJECT", _PROJECT), **named)
+        own = None if module.run else module.init(project=os.environ.get("WANDB_PROJECT", _PROJECT), **named)
+        run = own or module.run
         run.config.update({**config, **args.to_dict()}, allow_val_change=True)
         run.define_metric(_GLOBAL_STEP)
         run.define_metric("*", step_metric=_GLOBAL_STEP, step_sync=True)
@@ -140,7 +144,7 @@ def _wandb(_: TrainingArguments) -> Start:
             others = {name: value for name, value in numbers.items() if name not in _TOTALS}
             run.log(renamed(others) | {_GLOBAL_STEP: step})
 
-        return write, lambda failed: run.finish(exit_code=int(failed))
+        return write, lambda failed: None if own is None else own.finish(exit_code=int(failed))
 
     return start
 
@@ -163,9 +167,13 @@ def _mlflow(_: TrainingArguments) -> Start:
     module = require("mlflow", needed_for="--report_to mlflow", install="mlflow")
 
     def start(args: TrainingArguments, config: Mapping[str, Any]) -> tuple[Write, Close]:
-        nested = os.environ.get("MLFLOW_NESTED_RUN", "").upper() in _TRUE
-        module.start_run(run_name=args.run_name, nested=nested)
-        values = [(name, str(value)[:_LONGEST_PARAMETER]) for name, value in {**config, **args.to_dict()}.items()]
+        nested, flattened = (os.environ.get(name, "").upper() in _TRUE for name in _MLFLOW_SWITCHES)
+        starts = module.active_run() is None or nested  # a script may have begun one, which it ends itself
+        if starts:
+            module.start_run(run_name=args.run_name, nested=nested)
+        settings = {**config, **args.to_dict()}
+        settings = flatten_dict(settings) if flattened else settings
+        values = [(name, str(value)[:_LONGEST_PARAMETER]) for name, value in settings.items()]
         most = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
         values = values[: int(most)] if most.isdigit() else values
         for first in range(0, len(values), _MOST_PARAMETERS):
@@ -176,7 +184,7 @@ def _mlflow(_: TrainingArguments) -> Start:
         def write(numbers: Mapping[str, float], step: int) -> None:
             module.log_metrics({re.sub(r"[^\w\-. :/]", "_", name): numbers[name] for name in numbers}, step=step)
 
-        return write, lambda failed: module.end_run(status="FAILED" if failed else "FINISHED")
+        return write, lambda failed: module.end_run(status="FAILED" if failed else "FINISHED") if starts else None
 
     return start
 

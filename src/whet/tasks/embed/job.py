@@ -758,7 +758,9 @@ class PairRun:
                 stop.check(lambda name: name)
             if args.do_train:
                 printing.show_wrapped(self.trainer.choose_products())
-                self.trainer.add_callback(RecordCallback(recorder=self._recorder))
+                recording = RecordCallback(recorder=self._recorder)
+                recording.count_rows = lambda: self.trainer.n_rows
+                self.trainer.add_callback(recording)
                 self.trainer.add_callback(self._before.after_first_step())
                 if args.overwrite_output_dir and _to_resume(args) is None:  # until then the run could be refused
                     self.trainer.add_callback(FirstStep(partial(remove_all, Path(args.output_dir))))
@@ -811,6 +813,8 @@ class PairRun:
     def _save(self, metrics: dict[str, Any]) -> None:
         with self._before.saving_model():
             self.trainer.save_model()
+        if self._before.is_as_before:
+            metrics |= results.read(Path(self.args.output_dir), "train")
         self._record("train", metrics | {"train_samples": len(self.examples["train"])})
         self.trainer.save_state()
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
