@@ -50,7 +50,10 @@ _ZERO = {
          "whet launch --nproc_per_node 4 -- qa --use_cpu --torch_compile_backend inductor "
          "--torch_compile_mode default --precision bf16"),
         ({"mpirun_config": {"mpirun_ccl": "1", "mpirun_hostfile": "/h"}, "num_processes": 2},
-         "whet launch --hostfile /h -- qa --use_cpu --precision bf16"),
+         "whet launch --nproc_per_node 2 --hostfile /h -- qa --use_cpu --precision bf16"),
+        ({"mpirun_config": {"mpirun_hostfile": "/h"}, "num_machines": 2, "machine_rank": 0, "num_processes": 8,
+          "main_process_ip": "10.0.0.1"},
+         "whet launch --nproc_per_node 4 --hostfile /h --master_addr 10.0.0.1 -- qa --use_cpu --precision bf16"),
     ],
 )  # fmt: skip
 def test_configuration_of_accelerate(changed: dict[str, Any], command: str, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ _END = _RUN.removeprefix("run_qa.py ")
         # MPI
         ("mpirun -np 2 python", "whet launch --nproc_per_node 2 -- qa"),
         ("mpirun -n 1 python", "whet qa"),
+        ("mpirun -n 2 -ppn 4 python", "whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 2 bash -c 'set -e; export HF_HOME=/x; python {}'",
+         "HF_HOME=/x whet launch --nproc_per_node 2 -- qa"),
         ("mpiexec.hydra -n 4 -ppn 2 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
         ("mpirun -n 4 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
         ("mpirun -n 2 -ppn 1 -hosts a,b,c python", "whet launch --nproc_per_node 1 --hosts a,b -- qa"),
@@ -53,7 +56,7 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("mpirun -n 2 numactl -N 0 python", "whet launch --nproc_per_node 2 -- qa"),
         # others
         ("ipexrun", "whet launch --nproc_per_node 1 -- qa"),
-        ("ipexrun --nnodes 2 --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
+        ("ipexrun --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
          "whet launch --nproc_per_node 2 --hostfile h --kept_free_cores 2 --memory_allocator jemalloc -- qa"),
         ("python -m intel_extension_for_pytorch.cpu.launch --distributed --nproc_per_node=2 --enable_tcmalloc",
          "whet launch --nproc_per_node 2 --memory_allocator tcmalloc -- qa"),
@@ -63,6 +66,8 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("accelerate launch --num_machines 2 --num_processes 4 --machine_rank 1 --main_process_ip 10.0.0.1",
          "whet launch --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 -- qa"),
         ("python -m accelerate.commands.launch --multi_gpu --num_processes=2", "whet launch --nproc_per_node 2 -- qa"),
+        ("accelerate launch --multi_gpu", "whet launch --nproc_per_node auto -- qa"),
+        ("deepspeed --num_nodes 1 --num_gpus 2", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --num_gpus 2", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --include localhost:0,1 --master_port 9901", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --bind_cores_to_rank", "whet launch -- qa"),
@@ -87,6 +92,11 @@ def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pyt
         ("accelerate launch --config_file gone.yaml", "--config_file gone.yaml", "the file is not here"),
         ("accelerate launch --mixed_precision fp8", "--mixed_precision fp8", "--precision"),
         ("mpirun -f hosts -n 4 python", "4 ranks on the hosts of hosts", "--nproc_per_node N"),
+        ("mpirun -n 8 -ppn 2 python", "8 ranks, 2 on each host", "name the hosts"),
+        ("mpirun -n 16 -ppn 1 python", "16 ranks, 1 on each host", "name the hosts"),
+        ("deepspeed --num_nodes 2 --hostfile gone", "2 hosts", "the file is not here"),
+        ("ipexrun --nnodes 2 --hostfile gone", "2 hosts", "the file is not here"),
+        ("deepspeed --num_nodes 2", "2 hosts", "--hosts"),
     ],
 )
 def test_option_of_a_launcher_that_is_not_carried_out(
@@ -117,6 +127,42 @@ def test_ranks_of_a_hostfile_that_is_here(hosts: str, options: str, start: str, 
     path.write_text(hosts)
     found = migrate(f"mpirun -f {path} {options} python {_RUN}")
     assert (found.code, found.command) == (0, f"whet launch {start.format(hosts=path)} -- qa {_END}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "line", "start"),
+    [
+        ("a slots=2\nb slots=2\nc slots=2\n", "deepspeed --num_nodes 2 --hostfile {}", "--hosts a:2,b:2"),
+        ("a slots=2\nb slots=2\nc slots=2\n", "deepspeed --num_nodes 2 --num_gpus 1 --hostfile {}",
+         "--nproc_per_node 1 --hosts a,b"),
+        ("a slots=2\nb slots=2\n", "deepspeed --num_nodes 2 --hostfile {}", "--hostfile {}"),
+        ("a\nb\nc\n", "ipexrun --nnodes 2 --nprocs_per_node 2 --hostfile {}", "--nproc_per_node 2 --hosts a,b"),
+        ("a\nb\nc\n", "accelerate launch --num_processes 4 --num_machines 2 --main_process_ip 10.0.0.1 "
+         "--machine_rank 0 --mpirun_hostfile {}", "--nproc_per_node 2 --hosts a,b --master_addr 10.0.0.1"),
+    ],
+)  # fmt: skip
+def test_first_hosts_of_a_file(
+    hosts: str, line: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = tmp_path / "hosts"
+    path.write_text(hosts)
+    found = migrate(f"{line.format(path)} {_RUN}")
+    assert (found.code, found.command) == (0, f"whet launch {start.format(path)} -- qa {_END}")
+
+
+def test_hosts_of_a_file_that_is_gone_are_named() -> None:
+    found = migrate(f"mpirun -f gone -n 8 -ppn 2 python {_RUN}")
+    assert found.code == 0
+    assert "whet launch takes all of its hosts" in found.rows()["8 ranks on the hosts of gone"]["why"]
+
+
+def test_text_of_a_shell_says_what_stands_before_the_script() -> None:
+    found = migrate(
+        f'mpirun -n 2 bash -c "source env.sh; export HF_HOME=/x; BS=4; python {_RUN} --seed $BS; echo done"'
+    )
+    assert (found.code, found.command) == (0, f"HF_HOME=/x whet launch --nproc_per_node 2 -- qa {_END} --seed 4")
+    assert found.said("source env.sh") == ("kept", "run it before, as now")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def _read(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, d
     found = read_config(str(path))
     if accelerate.is_config(found):
         accelerate.translate_config(draft, found)
+        if "hostfile" in draft.ranks.options:
+            launchers.place_ranks(draft)
     elif _OF_DEEPSPEED & found.keys():
         _from_deepspeed(draft, path, found)
     else:
