@@ -155,6 +155,37 @@ def test_options_in_a_file(suffix: str, tmp_path: Path) -> None:
         assert all(word in found.command for word in words)
 
 
+def test_settings_that_transformers_has_written(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    path = tmp_path / "args.json"
+    args = TrainingArguments("out", use_cpu=True, num_train_epochs=2, hub_token="hf_abcdefghijklmnopqrst")
+    path.write_text(args.to_json_string())
+    found = migrate(str(path), "--task", "qa")
+    assert (found.code, "--num_train_epochs 2" in found.command) == (0, True)
+    assert "null" not in found.command
+    assert "--deepspeed" not in found.command
+    assert found.said("hub_token: ***")[0] == "no effect"
+    assert found.said("deepspeed: null") == ("no effect", "it asks for nothing")
+    changed = json.loads(path.read_text())
+    changed["accelerator_config"]["split_batches"] = True
+    path.write_text(json.dumps(changed))
+    assert migrate(str(path), "--task", "qa").code == 78, "it changes the batches"
+
+
+def test_masks_of_tokens_in_a_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    values = {"eos_token": "<EOS_TOKEN>", "token": "***", "per_gpu_train_batch_size": None, "debug": []}
+    path.write_text(json.dumps({"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o"} | values))
+    found = migrate(f"trl sft --config {path}")
+    assert found.code == 0
+    assert {"eos_token: <EOS_TOKEN>", "token: ***", "per_gpu_train_batch_size: null", "debug: []"} <= (
+        found.rows("no effect").keys()
+    )
+    path.write_text(json.dumps({"push_to_hub_token": "hf_abcdefghijklmnopqrst"}))
+    assert "hf_" not in str(migrate(str(path), "--task", "qa").found)
+
+
 def test_configuration_of_trl(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     values = {"model_name_or_path": "m", "dataset_name": "d", "max_length": 512, "learning_rate": 1e-4,
@@ -326,6 +357,23 @@ spec:
       - {name: runs, persistentVolumeClaim: {claimName: runs}}
       - {name: other, persistentVolumeClaim: {claimName: other}}
 """
+
+
+@pytest.mark.parametrize("shell", ["[bash, -c,", "[/bin/sh, -e, -lc,"])
+def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
+    text = (
+        "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf && HF_HUB_OFFLINE=1 python run_ner.py "
+        "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o $MORE; echo done"
+    )
+    job = _JOB.replace("[torchrun, --nproc_per_node=2, run_ner.py]", f'{shell} "{text}"]')
+    path = tmp_path / "job.yaml"
+    path.write_text("\n".join(line for line in job.split("\n") if "args:" not in line))
+    found = migrate(str(path))
+    assert "--env HF_DATASETS_CACHE=/data/hf --env HF_HUB_OFFLINE=1" in found.command
+    assert found.command.endswith("--do_train --output_dir /output/o $MORE")
+    assert found.said("cd /work")[0] == "done"
+    assert found.said("$MORE")[0] == "kept"
+    assert "--env NAME=VALUE" in found.said("source env.sh")[1]
 
 
 def test_manifest_of_a_job_with_more_than_whet_renders(tmp_path: Path) -> None:

@@ -231,6 +231,47 @@ def test_exported_variable_that_is_used_too_counts_for_both() -> None:
     assert found.said("OMP_NUM_THREADS=8")[0] == "done"
 
 
+def test_values_that_a_shell_computes_of_known_ones(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "MODEL=org/bert-base\nBS=16\npython run_qa.py --model_name_or_path $MODEL --dataset_name squad --do_train "
+        "--output_dir out/${MODEL##*/}/$(basename $MODEL -base) --gradient_accumulation_steps $((64/BS)) "
+        "--num_train_epochs ${EPOCHS:-3} --per_device_train_batch_size ${BS:-8} --seed ${#MODEL}\n"
+    )
+    found = migrate(str(script))
+    assert (found.code, found.command) == (
+        78, "whet qa --model_name_or_path org/bert-base --dataset_name squad --do_train --output_dir "
+        'out/bert-base/bert --gradient_accumulation_steps 4 --num_train_epochs "${EPOCHS:-3}" '
+        '--per_device_train_batch_size 16 --seed "${#MODEL}"',
+    )  # fmt: skip
+    assert found.said("${#MODEL}") == ("refused", "the text sets MODEL: write the value in its place")
+
+
+@pytest.mark.parametrize(
+    "branch", ['if [ -n "$BIG" ]; then\n  BS=64\nfi', '[ -n "$BIG" ] && BS=64', "case $1 in\n b) BS=64 ;;\nesac"]
+)
+def test_value_that_a_branch_changes_is_not_known(branch: str) -> None:
+    found = migrate(f"BS=8\n{branch}\npython {_RUN} --per_device_train_batch_size $BS")
+    assert (found.code, found.command) == (78, f'whet qa {_END} --per_device_train_batch_size "$BS"')
+    assert found.said("$BS")[0] == "refused"
+    within = migrate(f"if [ $1 ]; then\nBS=8\npython {_RUN} --per_device_train_batch_size $BS\nfi")
+    assert (within.code, within.command) == (0, f"whet qa {_END} --per_device_train_batch_size 8")
+
+
+def test_variable_that_a_branch_exports_is_refused() -> None:
+    found = migrate(f"export HF_HOME=/a\nif [ $1 ]; then export HF_HOME=/b; fi\npython {_RUN}")
+    assert (found.code, found.command) == (78, f"whet qa {_END}")
+    assert any(given.startswith("HF_HOME=") for given in found.rows("refused"))
+
+
+def test_options_in_a_variable_with_an_unknown_one(tmp_path: Path) -> None:
+    words = "--dataset_name squad --do_train --output_dir o"
+    found = migrate(f'ARGS="--model_name_or_path $MODEL {words}"\npython run_qa.py $ARGS')
+    assert (found.code, found.command) == (0, f'whet qa --model_name_or_path "$MODEL" {words}')
+    evaluated = migrate(f"SEED=3\nCMD='python {_RUN} --seed $SEED'\neval $CMD")
+    assert (evaluated.code, evaluated.command) == (0, f"whet qa {_END} --seed 3")
+
+
 def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:
     script = tmp_path / "glue.sh"
     script.write_text(

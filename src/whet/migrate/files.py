@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,24 @@ from whet.config.arguments import TrainingArguments
 from whet.config.command_line import LARGEST_BYTES, read_config
 from whet.config.settings import Names
 from whet.config.settings import draft as draft_settings
-from whet.errors import ConfigError
+from whet.config.values import is_switch
+from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import RESERVED
 from whet.migrate import accelerate, launchers, variables
 from whet.migrate.answer import OwnCommands
 from whet.migrate.draft import Draft, Ranks, option_text, shown
-from whet.migrate.programs import Flag, Program, flags_of, own_program, program_of, translate, why_not
-from whet.migrate.shell import Word, read
+from whet.migrate.programs import (
+    NOT_TAKEN,
+    Flag,
+    Program,
+    flags_of,
+    own_program,
+    program_of,
+    switched_off,
+    translate,
+    why_not,
+)
+from whet.migrate.shell import Word
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,19 @@ _SPLITS = {
 """Part of the data, and the usual name of its split -> the options for its file and for the name of its split."""
 
 
-def options_of(values: Mapping[str, Any]) -> dict[str, Flag]:
-    """Return the options that names and values of a file are."""
-    return {name: Flag(name, f"{name}: {_text(value)}", _words(value)) for name, value in values.items()}
+def options_of(draft: Draft, values: Mapping[str, Any]) -> dict[str, Flag]:
+    """Return the options that names and values of a file are; what asks for nothing is said, and left out."""
+    found: dict[str, Flag] = {}
+    for name, value in values.items():
+        is_secret = bool(secrets.in_command([f"--{name}", _text(value)]))
+        text = shown(f"{name}: {_text(value)}", secret=is_secret)
+        if value is None or value in ([], (), {}):
+            draft.say(text, "no effect", "it asks for nothing")
+        elif name.endswith("token") and value in (MASK, f"<{name.upper()}>"):
+            draft.say(text, "no effect", "it stands in the place of a token, which a file does not hold")
+        else:
+            found[name] = Flag(name, text, _words(value))
+    return found
 
 
 def _words(value: Any) -> list[Word]:
@@ -82,6 +103,40 @@ def of_file(path: Path, task: str | None, own: OwnCommands) -> Draft:
     return draft
 
 
+def read_options(draft: Draft, program: Program, words: Sequence[Word], own: OwnCommands) -> None:
+    """Read the words after a script: its options, and the files of options that it names."""
+    names = own.options(program.task)
+    flags, lone = flags_of(words, lambda name: is_switch(names.kind(name)) or switched_off(name, names) is not None)
+    config = flags.pop("config", None)
+    settings = [word for word in lone if word.text.endswith((".json", ".yaml", ".yml"))]
+    if config is not None:
+        settings += config.values
+    for word in lone:
+        if word.is_variable:
+            draft.trailing.append(word)
+            draft.say(word.text, "kept", "whet reads words that only the shell knows by the same rules")
+        elif word not in settings:
+            draft.say(word.text, "refused", "the script takes options alone: put its flag before it")
+    for word in settings:
+        path = Path(word.text).expanduser()
+        if path.is_file():
+            draft.say(word.text, "translated", "its values follow")
+            found = options_of(draft, read_config(str(path)))
+            for name, value in _environment(found).items():
+                draft.given_variables[name] = value
+            flags = {**found, **flags}
+        else:
+            draft.say(word.text, "refused", "the file is not here: run whet migrate where it is")
+    translate(draft, program, flags, names)
+
+
+def _environment(found: dict[str, Flag]) -> Mapping[str, Word]:
+    """Take the variables that a configuration of TRL sets out of its options."""
+    env = found.pop("env", None)
+    values = json.loads(env.value.text) if env is not None and env.value.text.startswith("{") else {}
+    return {str(name): Word.of(value) for name, value in values.items()}
+
+
 def _read(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, dict[str, Flag]]:
     """Read a file; return its program, and options that are still to be translated."""
     if path.suffix == ".py":
@@ -94,7 +149,7 @@ def _read(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, d
     elif _OF_DEEPSPEED & found.keys():
         _from_deepspeed(draft, path, found)
     else:
-        return (own_program(task, path.name) if task else None), options_of(found)
+        return (own_program(task, path.name) if task else None), options_of(draft, found)
     return None, {}
 
 
@@ -547,7 +602,7 @@ def _from_python(draft: Draft, path: Path, task: str | None) -> tuple[Program | 
         "its loop, collator and metrics are whet's own in a command; or keep it, and change the import to whet.Trainer"
     )
     draft.say(str(path), "done", why)
-    return program, options_of(script.values)
+    return program, options_of(draft, script.values)
 
 
 _IMAGE = "registry.example.org/whet:1"
@@ -596,7 +651,8 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
     try:
         pods = _PODS[job["kind"]](job)
         container = pods.spec["containers"][0]
-        script, words = _words_of(draft, container)
+        given = [Word.of(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+        script, words = launchers.peeled(draft, given)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             what=f"the {job['kind']} has no pods that whet can read",
@@ -612,26 +668,10 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
             what="no script in the manifest is one that whet knows", got=script,
             why="the command of the first container trains", fix=why_not(script),
         )  # fmt: skip
-    translate(draft, program, flags_of(rest)[0], own.options(program.task))
+    draft.rows = [row for row in draft.rows if not (row.status == "kept" and row.given.startswith("torchrun"))]
+    read_options(draft, program, rest, own)
     _describe(draft, job, pods, container)
     return draft
-
-
-def _words_of(draft: Draft, container: Mapping[str, Any]) -> tuple[str, list[Word]]:
-    """Return the script of a container and its words; those of a shell's text are the last command's that trains."""
-    given = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    lines = [[Word.of(word) for word in given]]
-    if given[0].rsplit("/", 1)[-1] in ("bash", "sh"):
-        lines = [one.words for one in read(given[-1]).commands if one.words]
-    tried = [(trial := Draft(), launchers.peeled(trial, words)) for words in lines]
-    known = [one for one in tried if program_of(*one[1])[0] is not None]
-    trial, (script, rest) = (known or tried)[-1]
-    draft.ranks, draft.given_variables = trial.ranks, trial.given_variables
-    draft.rows += [row for row in trial.rows if not (row.status == "kept" and row.given.startswith("torchrun"))]
-    for other, (name, _) in tried:
-        if other is not trial:
-            draft.say(name.rsplit("/", 1)[-1] or "another command", "done", "whet's image has what a run needs")
-    return script, rest
 
 
 def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mapping[str, Any]) -> None:

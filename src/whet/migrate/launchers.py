@@ -7,16 +7,17 @@ launcher; one whose ranks only it can count (elastic torchrun, Slurm) stays, and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from whet.config.settings import nearest
 from whet.errors import ConfigError
-from whet.migrate import accelerate
+from whet.migrate import accelerate, variables
 from whet.migrate.draft import Draft, Ranks, Status
-from whet.migrate.shell import Word, read
+from whet.migrate.programs import program_of
+from whet.migrate.shell import Script, Simple, Word, read
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -566,10 +567,8 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             rest = _accelerate(draft, "accelerate launch", rest[2:])
         elif name in _LAUNCHERS:
             rest = _LAUNCHERS[name](draft, name, rest[1:])
-        elif name in ("bash", "sh") and rest[1:2] and rest[1].text in ("-c", "-lc", "-ec") and rest[2:]:
-            nested = [one for one in read(rest[2].text).commands if one.words]
-            draft.given_variables |= {key: value for one in nested for key, value in one.variables.items()}
-            rest = nested[-1].words if nested else []
+        elif name in ("bash", "sh") and (text := _text_of_shell(rest[1:])) is not None:
+            rest = _in_shell(draft, text)
         elif _PYTHON.match(name):
             rest, module = _after_python(rest[1:])
             continue
@@ -582,6 +581,90 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             return (f".{word.text}" if module else word.text), rest[1:]
         module = False
     return "", []
+
+
+def _text_of_shell(words: Sequence[Word]) -> str | None:
+    """Return the text that bash -c runs; None if it runs a file."""
+    at = 0
+    while at < len(words) and words[at].text[:1] in ("-", "+"):
+        letters = words[at].text[1:]
+        if not letters.startswith("-") and "c" in letters:
+            return words[at + 1].text if words[at + 1 :] else None
+        at += 2 if letters.endswith(("o", "O")) else 1
+    return None
+
+
+def _in_shell(draft: Draft, text: str) -> list[Word]:
+    """Return the words of the command that trains in the text of a shell; what stands before it goes into the draft."""
+    script = read(text, {name: value for name, value in draft.given_variables.items() if not value.live})
+    found = [*started(script, draft.given_variables)]
+    known = [one for one in found if program_of(*peeled(Draft(), one.found.words))[0] is not None]
+    scripts = [one for one in found if any(word.text.endswith(".py") for word in one.found.words)]
+    if not found:
+        return []
+    chosen = (known or scripts or found)[-1]
+    say_before(draft, [one.found for one in found[: found.index(chosen)]])
+    draft.given_variables = chosen.variables
+    say_values(draft, script, chosen.found)
+    return chosen.found.words
+
+
+class Started(NamedTuple):
+    """A command of a shell text."""
+
+    found: Simple
+    variables: dict[str, Word]
+    """Those that it is started with."""
+
+
+def started(script: Script, given: Mapping[str, Word] | None = None) -> Iterator[Started]:
+    """Yield the commands of a text, with the variables that were given to it or exported before."""
+    exported = dict(given or {})
+    for found in script.commands:
+        exported |= _exported(found, script)
+        if found.words and found.name != "export":
+            yield Started(found, {**exported, **found.variables})
+
+
+def _exported(found: Simple, script: Script) -> dict[str, Word]:
+    """Return the variables that a command exports, as NAME=VALUE or by the name of one that the text sets."""
+    if found.name not in ("export", "declare", "typeset"):
+        return {}
+    pairs = (word.cut("=") or (word, script.values.get(word.text)) for word in found.words[1:])
+    return {name.text: value for name, value in pairs if value is not None}
+
+
+_SETUP = ("source", ".", "conda", "module", "cd", "ulimit", "micromamba")
+"""Commands that change the shell which runs the script."""
+
+
+def say_before(draft: Draft, before: Sequence[Simple]) -> None:
+    """Say what became of the commands that stand before the one that trains."""
+    for found in before:
+        text = " ".join(word.text for word in found.words)
+        if found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
+            draft.say(text, "no effect", "it sets paths of oneCCL and Intel MPI, which whet does not use")
+        elif draft.cluster_name and found.name in ("source", "."):
+            draft.say(text, "refused", "pods run whet alone: name the variables that it sets in --env NAME=VALUE")
+        elif draft.cluster_name:
+            draft.say(text, "done", "whet's image has what a run needs")
+        elif found.name in _SETUP:
+            draft.say(text, "kept", "run it before, as now")
+
+
+def say_values(draft: Draft, script: Script, found: Simple) -> None:
+    """Say what became of variables that the text sets for itself."""
+    for name in sorted(found.unsure & draft.given_variables.keys()):
+        value = draft.given_variables.pop(name)
+        why = "a branch of the text sets it: set the value that counts before the command"
+        draft.say(f"{name}={value.text}", "refused", why)
+    for name, value in script.values.items():
+        if name in script.used and not (name in draft.given_variables and variables.is_read(name)):
+            draft.given_variables.pop(name, None)
+            draft.say(f"{name}={value.text}", "translated", "its value, where it is used")
+        elif name not in {*draft.given_variables, *found.exported, *script.needed}:
+            hint = ": export it if a library is to read it" if variables.is_read(name) else ""
+            draft.say(f"{name}={value.text}", "no effect", f"it is not exported, and nothing reads it{hint}")
 
 
 def _after_env(draft: Draft, words: list[Word]) -> list[Word]:
