@@ -218,7 +218,8 @@ def test_script_with_training_arguments(tmp_path: Path) -> None:
     found = migrate(str(path))
     assert (found.code, found.command) == (
         78, "whet qa --model_name_or_path distilbert-base-uncased --train_file t.json --validation_file v.json "
-        "--output_dir out --num_train_epochs 2 --eval_strategy epoch --use_cpu --do_train --do_eval",
+        "--output_dir out --num_train_epochs 2 --eval_strategy epoch --use_cpu --do_train "
+        "--resume_from_checkpoint auto --do_eval",
     )  # fmt: skip
     assert found.said("run_name=os.environ['NAME']")[0] == "refused"
     assert "whet.Trainer" in found.said(str(path))[1]
@@ -256,10 +257,14 @@ def _classify(folder: Path, before: str = "data = load_dataset('imdb')", epochs:
 @pytest.mark.parametrize(
     ("before", "more", "options"),
     [
-        ("data = load_dataset('glue', name='mrpc')", "train_dataset=data['train'].map(tokens)",
-         "--dataset_name glue --dataset_config_name mrpc"),
-        ("data = load_dataset('imdb', split='train[:1000]')\ndata = data.map(tokens)", "train_dataset=data",
-         "--dataset_name imdb --train_split_name 'train[:1000]'"),
+        ("def tokens(rows):\n    return tokenizer(rows['sentence1'], rows['sentence2'], max_length=256)\n"
+         "data = load_dataset('glue', name='mrpc')", "train_dataset=data['train'].map(tokens, batched=True)",
+         "--dataset_name glue --dataset_config_name mrpc --max_seq_length 256"),
+        ("LENGTH = 200\ntok = AutoTokenizer.from_pretrained('m')\ndata = load_dataset('imdb', split='train[:1000]')\n"
+         "data = data.map(lambda row: tok(row['text'], truncation=True, max_length=LENGTH, stride=20))",
+         "train_dataset=data",
+         "--dataset_name imdb --train_split_name 'train[:1000]' --max_seq_length 200 --doc_stride 20"),
+        ("set_seed(7)\ndata = load_dataset('imdb')", "train_dataset=data['train']", "--seed 7 --dataset_name imdb"),
         ("train = load_dataset('imdb', split='train')\ntest = load_dataset('imdb', split='test')",
          "train_dataset=train, eval_dataset=test", "--dataset_name imdb --validation_split_name test"),
         ("data = load_dataset('json', data_files={'train': 'a.json', 'dev': ['b.json']})",
@@ -306,12 +311,63 @@ def test_adapter_of_a_script_of_trl(tmp_path: Path) -> None:
         ("data = load_dataset('imdb')", "eval_dataset=rows()", "eval_dataset=rows()"),
         ("data = load_dataset('imdb')", "peft_config=LoraConfig(r=RANK)", "LoraConfig(r=RANK)"),
         ("data = load_dataset('imdb')", "peft_config=IA3Config()", "peft_config=IA3Config()"),
+        ("data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("data = load_dataset('imdb').map(lambda row: {'text': row['text'].lower()})", "",
+         ".map(lambda row: {'text': row['text'].lower()})"),
+        ("def tokens(rows):\n    rows['text'] = clean(rows['text'])\n    return tokenizer(rows['text'])\n"
+         "data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("def tokens(rows):\n    return tokenizer('about: ' + rows['text'], max_length=99)\n"
+         "data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], truncation=True))", "",
+         "(no max_length of the tokenizer)"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], max_length=LONGEST))", "",
+         "max_seq_length=LONGEST"),
+        ("data = load_dataset('imdb')\nset_seed(SEED)", "", "seed=SEED"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\nfor one in model.parameters():\n"
+         "    one.requires_grad = False\nprint(0", "one.requires_grad"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\nmodel.resize_token_embeddings(len(tokenizer)",
+         "model.resize_token_embeddings(len(tokenizer))"),
+        ("data = load_dataset('imdb')\ntokenizer.add_tokens(['[X]'])", "", "tokenizer.add_tokens(['[X]'])"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\n"
+         "trainer.train(resume_from_checkpoint=NEWEST", "resume_from_checkpoint=NEWEST"),
     ],
 )  # fmt: skip
 def test_what_a_command_cannot_say_of_a_script_is_refused(before: str, more: str, given: str, tmp_path: Path) -> None:
     found = _classify(tmp_path, before, more=more)
     assert found.code == 78
     assert found.said(given)[0] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("AutoModelForMaskedLM.from_pretrained('m')", "masked language models"),
+        ("AutoModelForSeq2SeqLM.from_pretrained('m')", "encoders and decoders"),
+        ("AutoModelForImageClassification.from_pretrained('m')", "whet has no command for such models"),
+        ("BertForSequenceClassification(config)", "begins with pretrained weights"),
+    ],
+)
+def test_model_without_a_command_is_refused(model: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"model = {model}\nTrainer(model=model, args=TrainingArguments('out')).train()\n")
+    found = migrate(str(path))
+    assert found.code == 78
+    assert why in found.said(model)[1]
+    assert "whet.Trainer" in found.said(model)[1]
+
+
+def test_blocks_of_a_script(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "block_size = 128\nmodel = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "def tokens(rows):\n    return tokenizer(rows['text'])\n"
+        "def group_texts(rows):\n    return {name: sum(rows[name], []) for name in rows}\n"
+        "data = load_dataset('d').map(tokens, batched=True).map(group_texts, batched=True)\n"
+        "Trainer(model=model, args=TrainingArguments('out'), train_dataset=data['train']).train()\n"
+    )
+    found = migrate(str(path))
+    assert found.code == 0
+    assert "--packing --max_length 128" in found.command
 
 
 @pytest.mark.parametrize(
