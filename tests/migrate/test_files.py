@@ -322,6 +322,8 @@ def test_adapter_of_a_script_of_trl(tmp_path: Path) -> None:
          "(no max_length of the tokenizer)"),
         ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], max_length=LONGEST))", "",
          "max_seq_length=LONGEST"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], add_special_tokens=False))", "",
+         "add_special_tokens=False"),
         ("data = load_dataset('imdb')\nset_seed(SEED)", "", "seed=SEED"),
         ("data = load_dataset('imdb')", "train_dataset=data['train'])\nfor one in model.parameters():\n"
          "    one.requires_grad = False\nprint(0", "one.requires_grad"),
@@ -418,7 +420,8 @@ spec:
 @pytest.mark.parametrize("shell", ["[bash, -c,", "[/bin/sh, -e, -lc,"])
 def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
     text = (
-        "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf && HF_HUB_OFFLINE=1 python run_ner.py "
+        "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf OWN=$NAME && HF_HUB_OFFLINE=1 numactl -N 0 "
+        "python run_ner.py "
         "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o $MORE; echo done"
     )
     job = _JOB.replace("[torchrun, --nproc_per_node=2, run_ner.py]", f'{shell} "{text}"]')
@@ -429,6 +432,8 @@ def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
     assert found.command.endswith("--do_train --output_dir /output/o $MORE")
     assert found.said("cd /work")[0] == "done"
     assert found.said("$MORE")[0] == "kept"
+    assert "--env OWN=VALUE" in found.said("OWN=$NAME")[1]
+    assert (found.command.split()[0], found.said("numactl -N 0")[0]) == ("whet", "done")
     assert "--env NAME=VALUE" in found.said("source env.sh")[1]
 
 

@@ -395,6 +395,8 @@ class _Script(ast.NodeVisitor):
             self._option("block_size", ast.Name("block_size", ast.Load()))
         elif body is None or body not in calls or not _is_of_columns(body):
             self.refused[given] = _NO_CODE
+        else:
+            self._tokenisation(body)
         for one in calls:
             self._lengths(one)
 
@@ -417,15 +419,19 @@ class _Script(ast.NodeVisitor):
             for one in bound
         )
 
+    def _tokenisation(self, node: ast.expr) -> None:
+        """Refuse what a tokenizer is asked for and whet's own tokenisation does not do."""
+        for name, expression in _named(node) if isinstance(node, ast.Call) else ():
+            if name not in {*_OF_TOKENIZER, "*"}:
+                why = _COMPUTED if name == "**" else f"whet's own tokenisation has no such setting: {_KEEP}"
+                self.refused[f"{name}={ast.unparse(expression)}"] = why
+
     def _lengths(self, node: ast.AST) -> None:
         """Take the lengths of a call of a tokenizer, or keep that it has none."""
         given = dict(_named(node)) if isinstance(node, ast.Call) else {}
         for name, option in _LENGTHS.items():
             if name in given:
                 self._option(option, given[name])
-        for name in given.keys() - _OF_TOKENIZER - {"*"}:
-            why = _COMPUTED if name == "**" else f"whet's own tokenisation has no such setting: {_KEEP}"
-            self.refused[f"{name}={ast.unparse(given[name])}"] = why
         if not {"max_length", "**"} & given.keys():
             known, cuts = self._value(given["truncation"]) if "truncation" in given else (True, False)
             self.is_cut = not known or bool(cuts)
@@ -851,7 +857,12 @@ def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mappi
         else:
             draft.say(f"{name}: {value}", "refused", "whet k8s asks for CPUs and memory: leave it out")
     moved = _mount(draft, spec, container, put)
-    set_in_line = [{"name": name, "value": word.text} for name, word in draft.given_variables.items()]
+    set_in_line: list[Mapping[str, Any]] = []
+    for name, word in draft.given_variables.items():
+        if word.live:
+            draft.say(f"{name}={word.text}", "refused", f"only a shell knows it: give its value, --env {name}=VALUE")
+        else:
+            set_in_line.append({"name": name, "value": word.text})
     draft.given_variables = {}
     for one in (*(container.get("env") or ()), *set_in_line):
         _pass_on(draft, one, moved, put)

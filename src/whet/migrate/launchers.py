@@ -694,8 +694,10 @@ def _after_prefix(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if name == "taskset":
         at += 1  # the list of CPUs, or the mask
     text = " ".join(word.text for word in words[:at])
-    if name in ("numactl", "taskset") and draft.ranks.launched:
+    if name in ("numactl", "taskset") and (draft.ranks.launched or draft.cluster_name):
         draft.say(text, "done", _BOUND)
+    elif draft.cluster_name:
+        draft.say(text, "no effect", "pods start whet themselves")
     elif name not in _DROPPED:
         draft.prefix += words[:at]
         why = "whet uses the cores that it may" if name in ("numactl", "taskset") else ""

@@ -529,7 +529,7 @@ def translate(draft: Draft, program: Program, given: Flags, names: Names) -> Non
         plain = None if one.values or one.name in program.acts else switched_off(one.name, names)
         flag = one if plain is None else Flag(plain, one.text, [Word.of("false")])
         act = program.acts.get(flag.name)
-        is_known = act is not None or flag.name in names.aliases
+        is_known = act is not None or flag.name in {*names.aliases, *accelerate.FLAGS}
         if flag.name == "token" or (flag.name in names.options and names.options[flag.name].secret):
             _token(draft, flag)
         elif is_known and len(flag.values) > 1 and flag.name not in _SEVERAL:
