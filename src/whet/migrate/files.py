@@ -288,7 +288,7 @@ class _Script(ast.NodeVisitor):
         self.tokenizer: Any = None
         """Name of the tokenizer, if the script says it."""
         self.is_cut: bool | None = None
-        """Whether the tokenizer cuts at its own length; None if it is told one, or is not called."""
+        """Whether the tokenizer cuts at its own length; None if the script names one, or calls none."""
         self.loaded: dict[str, str] | None = None
         """Arguments of load_dataset, without the split."""
         self.splits: dict[str, str] = {}
@@ -437,7 +437,7 @@ class _Script(ast.NodeVisitor):
             self.is_cut = not known or bool(cuts)
 
     def name_length(self, task: str | None) -> None:
-        """Say how long the rows of the script are, if a command has another number unless it is told."""
+        """Say how long the rows of the script are, if a command has another number by default."""
         if self.is_cut is None or task not in _CUT_AT or "max_seq_length" in self.values:
             return
         length = "at what the tokenizer allows, such as 512 tokens" if self.is_cut else "nothing"

@@ -589,7 +589,7 @@ def _keep(draft: Draft, flag: Flag, names: Names) -> None:
     if len(values) > 1 and _has_choices(kind):
         values = [Word.of(",".join(value.text for value in values))]
     becomes = draft.put(flag.name, *values)
-    if flag.text.startswith(("--no_", "--no-")):
+    if flag.text.lstrip("-").startswith(("no_", "no-")):
         draft.say(flag.text, "translated", _NOTES.get(flag.name, ""), becomes)
     else:
         draft.say(flag.text, "kept", _NOTES.get(flag.name, ""))
