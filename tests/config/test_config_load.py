@@ -176,6 +176,24 @@ def test_token_is_used_but_never_printed(tmp_path: Path) -> None:
     assert _load(str(tmp_path / "run.yaml"), "--token", "hf_new")[0].token == "hf_new"
 
 
+def test_mask_of_the_hub_token_is_refused(tmp_path: Path) -> None:
+    printed = load(QA, [*_WORK, "--push_to_hub", "--hub_token", "hf_secret", "--print_config"]).text
+    assert printed
+    (tmp_path / "run.yaml").write_text(printed)
+    assert "the hub_token is masked" in _problems(str(tmp_path / "run.yaml"))[0]
+    assert _load(str(tmp_path / "run.yaml"), "--hub_token", "hf_new")[1].hub_token == "hf_new"
+
+
+def test_null_of_an_option_with_several_values_is_none() -> None:
+    assert _load(*_WORK, "--label_names", "a", "--label_names", "b")[1].label_names == ("a", "b")
+    assert _load(*_WORK, "--label_names", "null")[1].label_names is None
+
+
+def test_configuration_of_deepspeed_as_text_is_an_object() -> None:
+    _, args = _load(*_WORK, "--precision", "fp32", "--deepspeed", '{"zero_optimization": {"stage": 1}}')
+    assert args.deepspeed == {"zero_optimization": {"stage": 1}}
+
+
 def test_token_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", token=123456)
     assert "123456" not in _problems(path, *_WORK)[0]

@@ -13,7 +13,7 @@ from whet import ConfigError
 from whet.config.ranks import Elsewhere, checked_for
 from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import SAVING_RULES, TRAINING_RULES, check_output_dir, require_output_dir
-from whet.config.settings import MASK, draft, options_of, spec_of
+from whet.config.settings import draft, options_of, spec_of
 from whet.errors import OutputError, Problem
 from whet.jobs.rules import JOB_RUN_RULES, best_metric_among
 from whet.tasks.classify.arguments import ClassifyArguments
@@ -76,7 +76,6 @@ _GOOD_QA = {"model_name_or_path": "m", "dataset_name": "squad"}
 _QA = {
     "names_a_model": {"model_name_or_path": " "},
     "runs_no_foreign_code": {"trust_remote_code": True},
-    "token_is_real": {"token": MASK},
     "has_data": {"dataset_name": None},
     "data_from_one_place": {"train_file": "t.json"},
     "config_of_a_dataset": {"dataset_name": None, "dataset_config_name": "c", "train_file": "t.json"},

@@ -58,7 +58,7 @@ def check(command: str) -> None:
     A variable that only the shell knows is a number, or the end of a text; a file that is gone is not read.
     """
     command = command.replace(" --deepspeed gone.json", "")
-    words = shlex.split(re.sub(r'"\$\{?\w+\}?"', "1", command.replace(" \\\n", " ").removesuffix(" $MORE")))
+    words = shlex.split(re.sub(r'"\$(?:\w+|\{[^}"]+\})"', "1", command.replace(" \\\n", " ").removesuffix(" $MORE")))
     begin = words.index("whet")
     check_command(words[begin:])
     if words[begin + 1] in ("launch", "k8s"):

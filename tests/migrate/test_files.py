@@ -50,7 +50,10 @@ _ZERO = {
          "whet launch --nproc_per_node 4 -- qa --use_cpu --torch_compile_backend inductor "
          "--torch_compile_mode default --precision bf16"),
         ({"mpirun_config": {"mpirun_ccl": "1", "mpirun_hostfile": "/h"}, "num_processes": 2},
-         "whet launch --hostfile /h -- qa --use_cpu --precision bf16"),
+         "whet launch --nproc_per_node 2 --hostfile /h -- qa --use_cpu --precision bf16"),
+        ({"mpirun_config": {"mpirun_hostfile": "/h"}, "num_machines": 2, "machine_rank": 0, "num_processes": 8,
+          "main_process_ip": "10.0.0.1"},
+         "whet launch --nproc_per_node 4 --hostfile /h --master_addr 10.0.0.1 -- qa --use_cpu --precision bf16"),
     ],
 )  # fmt: skip
 def test_configuration_of_accelerate(changed: dict[str, Any], command: str, tmp_path: Path) -> None:
@@ -152,6 +155,37 @@ def test_options_in_a_file(suffix: str, tmp_path: Path) -> None:
         assert all(word in found.command for word in words)
 
 
+def test_settings_that_transformers_has_written(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    path = tmp_path / "args.json"
+    args = TrainingArguments("out", use_cpu=True, num_train_epochs=2, hub_token="hf_abcdefghijklmnopqrst")
+    path.write_text(args.to_json_string())
+    found = migrate(str(path), "--task", "qa")
+    assert (found.code, "--num_train_epochs 2" in found.command) == (0, True)
+    assert "null" not in found.command
+    assert "--deepspeed" not in found.command
+    assert found.said("hub_token: ***")[0] == "no effect"
+    assert found.said("deepspeed: null") == ("no effect", "it asks for nothing")
+    changed = json.loads(path.read_text())
+    changed["accelerator_config"]["split_batches"] = True
+    path.write_text(json.dumps(changed))
+    assert migrate(str(path), "--task", "qa").code == 78, "it changes the batches"
+
+
+def test_masks_of_tokens_in_a_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    values = {"eos_token": "<EOS_TOKEN>", "token": "***", "per_gpu_train_batch_size": None, "debug": []}
+    path.write_text(json.dumps({"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o"} | values))
+    found = migrate(f"trl sft --config {path}")
+    assert found.code == 0
+    assert {"eos_token: <EOS_TOKEN>", "token: ***", "per_gpu_train_batch_size: null", "debug: []"} <= (
+        found.rows("no effect").keys()
+    )
+    path.write_text(json.dumps({"push_to_hub_token": "hf_abcdefghijklmnopqrst"}))
+    assert "hf_" not in str(migrate(str(path), "--task", "qa").found)
+
+
 def test_configuration_of_trl(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     values = {"model_name_or_path": "m", "dataset_name": "d", "max_length": 512, "learning_rate": 1e-4,
@@ -184,7 +218,8 @@ def test_script_with_training_arguments(tmp_path: Path) -> None:
     found = migrate(str(path))
     assert (found.code, found.command) == (
         78, "whet qa --model_name_or_path distilbert-base-uncased --train_file t.json --validation_file v.json "
-        "--output_dir out --num_train_epochs 2 --eval_strategy epoch --use_cpu --do_train --do_eval",
+        "--output_dir out --num_train_epochs 2 --eval_strategy epoch --use_cpu --do_train "
+        "--resume_from_checkpoint auto --do_eval",
     )  # fmt: skip
     assert found.said("run_name=os.environ['NAME']")[0] == "refused"
     assert "whet.Trainer" in found.said(str(path))[1]
@@ -222,10 +257,14 @@ def _classify(folder: Path, before: str = "data = load_dataset('imdb')", epochs:
 @pytest.mark.parametrize(
     ("before", "more", "options"),
     [
-        ("data = load_dataset('glue', name='mrpc')", "train_dataset=data['train'].map(tokens)",
-         "--dataset_name glue --dataset_config_name mrpc"),
-        ("data = load_dataset('imdb', split='train[:1000]')\ndata = data.map(tokens)", "train_dataset=data",
-         "--dataset_name imdb --train_split_name 'train[:1000]'"),
+        ("def tokens(rows):\n    return tokenizer(rows['sentence1'], rows['sentence2'], max_length=256)\n"
+         "data = load_dataset('glue', name='mrpc')", "train_dataset=data['train'].map(tokens, batched=True)",
+         "--dataset_name glue --dataset_config_name mrpc --max_seq_length 256"),
+        ("LENGTH = 200\ntok = AutoTokenizer.from_pretrained('m')\ndata = load_dataset('imdb', split='train[:1000]')\n"
+         "data = data.map(lambda row: tok(row['text'], truncation=True, max_length=LENGTH, stride=20))",
+         "train_dataset=data",
+         "--dataset_name imdb --train_split_name 'train[:1000]' --max_seq_length 200 --doc_stride 20"),
+        ("set_seed(7)\ndata = load_dataset('imdb')", "train_dataset=data['train']", "--seed 7 --dataset_name imdb"),
         ("train = load_dataset('imdb', split='train')\ntest = load_dataset('imdb', split='test')",
          "train_dataset=train, eval_dataset=test", "--dataset_name imdb --validation_split_name test"),
         ("data = load_dataset('json', data_files={'train': 'a.json', 'dev': ['b.json']})",
@@ -272,12 +311,65 @@ def test_adapter_of_a_script_of_trl(tmp_path: Path) -> None:
         ("data = load_dataset('imdb')", "eval_dataset=rows()", "eval_dataset=rows()"),
         ("data = load_dataset('imdb')", "peft_config=LoraConfig(r=RANK)", "LoraConfig(r=RANK)"),
         ("data = load_dataset('imdb')", "peft_config=IA3Config()", "peft_config=IA3Config()"),
+        ("data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("data = load_dataset('imdb').map(lambda row: {'text': row['text'].lower()})", "",
+         ".map(lambda row: {'text': row['text'].lower()})"),
+        ("def tokens(rows):\n    rows['text'] = clean(rows['text'])\n    return tokenizer(rows['text'])\n"
+         "data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("def tokens(rows):\n    return tokenizer('about: ' + rows['text'], max_length=99)\n"
+         "data = load_dataset('imdb').map(tokens)", "", ".map(tokens)"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], truncation=True))", "",
+         "(no max_length of the tokenizer)"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], max_length=LONGEST))", "",
+         "max_seq_length=LONGEST"),
+        ("data = load_dataset('imdb').map(lambda row: tokenizer(row['text'], add_special_tokens=False))", "",
+         "add_special_tokens=False"),
+        ("data = load_dataset('imdb')\nset_seed(SEED)", "", "seed=SEED"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\nfor one in model.parameters():\n"
+         "    one.requires_grad = False\nprint(0", "one.requires_grad"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\nmodel.resize_token_embeddings(len(tokenizer)",
+         "model.resize_token_embeddings(len(tokenizer))"),
+        ("data = load_dataset('imdb')\ntokenizer.add_tokens(['[X]'])", "", "tokenizer.add_tokens(['[X]'])"),
+        ("data = load_dataset('imdb')", "train_dataset=data['train'])\n"
+         "trainer.train(resume_from_checkpoint=NEWEST", "resume_from_checkpoint=NEWEST"),
     ],
 )  # fmt: skip
 def test_what_a_command_cannot_say_of_a_script_is_refused(before: str, more: str, given: str, tmp_path: Path) -> None:
     found = _classify(tmp_path, before, more=more)
     assert found.code == 78
     assert found.said(given)[0] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("AutoModelForMaskedLM.from_pretrained('m')", "masked language models"),
+        ("AutoModelForSeq2SeqLM.from_pretrained('m')", "encoders and decoders"),
+        ("AutoModelForImageClassification.from_pretrained('m')", "whet has no command for such models"),
+        ("BertForSequenceClassification(config)", "begins with pretrained weights"),
+    ],
+)
+def test_model_without_a_command_is_refused(model: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"model = {model}\nTrainer(model=model, args=TrainingArguments('out')).train()\n")
+    found = migrate(str(path))
+    assert found.code == 78
+    assert why in found.said(model)[1]
+    assert "whet.Trainer" in found.said(model)[1]
+
+
+def test_blocks_of_a_script(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "block_size = 128\nmodel = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "def tokens(rows):\n    return tokenizer(rows['text'])\n"
+        "def group_texts(rows):\n    return {name: sum(rows[name], []) for name in rows}\n"
+        "data = load_dataset('d').map(tokens, batched=True).map(group_texts, batched=True)\n"
+        "Trainer(model=model, args=TrainingArguments('out'), train_dataset=data['train']).train()\n"
+    )
+    found = migrate(str(path))
+    assert found.code == 0
+    assert "--packing --max_length 128" in found.command
 
 
 @pytest.mark.parametrize(
@@ -323,6 +415,26 @@ spec:
       - {name: runs, persistentVolumeClaim: {claimName: runs}}
       - {name: other, persistentVolumeClaim: {claimName: other}}
 """
+
+
+@pytest.mark.parametrize("shell", ["[bash, -c,", "[/bin/sh, -e, -lc,"])
+def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
+    text = (
+        "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf OWN=$NAME && HF_HUB_OFFLINE=1 numactl -N 0 "
+        "python run_ner.py "
+        "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o $MORE; echo done"
+    )
+    job = _JOB.replace("[torchrun, --nproc_per_node=2, run_ner.py]", f'{shell} "{text}"]')
+    path = tmp_path / "job.yaml"
+    path.write_text("\n".join(line for line in job.split("\n") if "args:" not in line))
+    found = migrate(str(path))
+    assert "--env HF_DATASETS_CACHE=/data/hf --env HF_HUB_OFFLINE=1" in found.command
+    assert found.command.endswith("--do_train --output_dir /output/o $MORE")
+    assert found.said("cd /work")[0] == "done"
+    assert found.said("$MORE")[0] == "kept"
+    assert "--env OWN=VALUE" in found.said("OWN=$NAME")[1]
+    assert (found.command.split()[0], found.said("numactl -N 0")[0]) == ("whet", "done")
+    assert "--env NAME=VALUE" in found.said("source env.sh")[1]
 
 
 def test_manifest_of_a_job_with_more_than_whet_renders(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ _END = _RUN.removeprefix("run_qa.py ")
         # MPI
         ("mpirun -np 2 python", "whet launch --nproc_per_node 2 -- qa"),
         ("mpirun -n 1 python", "whet qa"),
+        ("mpirun -n 2 -ppn 4 python", "whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 2 bash -c 'set -e; export HF_HOME=/x; python {}'",
+         "HF_HOME=/x whet launch --nproc_per_node 2 -- qa"),
         ("mpiexec.hydra -n 4 -ppn 2 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
         ("mpirun -n 4 -hosts a,b python", "whet launch --nproc_per_node 2 --hosts a,b -- qa"),
         ("mpirun -n 2 -ppn 1 -hosts a,b,c python", "whet launch --nproc_per_node 1 --hosts a,b -- qa"),
@@ -53,7 +56,7 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("mpirun -n 2 numactl -N 0 python", "whet launch --nproc_per_node 2 -- qa"),
         # others
         ("ipexrun", "whet launch --nproc_per_node 1 -- qa"),
-        ("ipexrun --nnodes 2 --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
+        ("ipexrun --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
          "whet launch --nproc_per_node 2 --hostfile h --kept_free_cores 2 --memory_allocator jemalloc -- qa"),
         ("python -m intel_extension_for_pytorch.cpu.launch --distributed --nproc_per_node=2 --enable_tcmalloc",
          "whet launch --nproc_per_node 2 --memory_allocator tcmalloc -- qa"),
@@ -63,6 +66,8 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("accelerate launch --num_machines 2 --num_processes 4 --machine_rank 1 --main_process_ip 10.0.0.1",
          "whet launch --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 -- qa"),
         ("python -m accelerate.commands.launch --multi_gpu --num_processes=2", "whet launch --nproc_per_node 2 -- qa"),
+        ("accelerate launch --multi_gpu", "whet launch --nproc_per_node auto -- qa"),
+        ("deepspeed --num_nodes 1 --num_gpus 2", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --num_gpus 2", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --include localhost:0,1 --master_port 9901", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --bind_cores_to_rank", "whet launch -- qa"),
@@ -87,6 +92,11 @@ def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pyt
         ("accelerate launch --config_file gone.yaml", "--config_file gone.yaml", "the file is not here"),
         ("accelerate launch --mixed_precision fp8", "--mixed_precision fp8", "--precision"),
         ("mpirun -f hosts -n 4 python", "4 ranks on the hosts of hosts", "--nproc_per_node N"),
+        ("mpirun -n 8 -ppn 2 python", "8 ranks, 2 on each host", "name the hosts"),
+        ("mpirun -n 16 -ppn 1 python", "16 ranks, 1 on each host", "name the hosts"),
+        ("deepspeed --num_nodes 2 --hostfile gone", "2 hosts", "the file is not here"),
+        ("ipexrun --nnodes 2 --hostfile gone", "2 hosts", "the file is not here"),
+        ("deepspeed --num_nodes 2", "2 hosts", "--hosts"),
     ],
 )
 def test_option_of_a_launcher_that_is_not_carried_out(
@@ -117,6 +127,42 @@ def test_ranks_of_a_hostfile_that_is_here(hosts: str, options: str, start: str, 
     path.write_text(hosts)
     found = migrate(f"mpirun -f {path} {options} python {_RUN}")
     assert (found.code, found.command) == (0, f"whet launch {start.format(hosts=path)} -- qa {_END}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "line", "start"),
+    [
+        ("a slots=2\nb slots=2\nc slots=2\n", "deepspeed --num_nodes 2 --hostfile {}", "--hosts a:2,b:2"),
+        ("a slots=2\nb slots=2\nc slots=2\n", "deepspeed --num_nodes 2 --num_gpus 1 --hostfile {}",
+         "--nproc_per_node 1 --hosts a,b"),
+        ("a slots=2\nb slots=2\n", "deepspeed --num_nodes 2 --hostfile {}", "--hostfile {}"),
+        ("a\nb\nc\n", "ipexrun --nnodes 2 --nprocs_per_node 2 --hostfile {}", "--nproc_per_node 2 --hosts a,b"),
+        ("a\nb\nc\n", "accelerate launch --num_processes 4 --num_machines 2 --main_process_ip 10.0.0.1 "
+         "--machine_rank 0 --mpirun_hostfile {}", "--nproc_per_node 2 --hosts a,b --master_addr 10.0.0.1"),
+    ],
+)  # fmt: skip
+def test_first_hosts_of_a_file(
+    hosts: str, line: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = tmp_path / "hosts"
+    path.write_text(hosts)
+    found = migrate(f"{line.format(path)} {_RUN}")
+    assert (found.code, found.command) == (0, f"whet launch {start.format(path)} -- qa {_END}")
+
+
+def test_hosts_of_a_file_that_is_gone_are_named() -> None:
+    found = migrate(f"mpirun -f gone -n 8 -ppn 2 python {_RUN}")
+    assert found.code == 0
+    assert "whet launch takes all of its hosts" in found.rows()["8 ranks on the hosts of gone"]["why"]
+
+
+def test_text_of_a_shell_says_what_stands_before_the_script() -> None:
+    found = migrate(
+        f'mpirun -n 2 bash -c "source env.sh; export HF_HOME=/x; BS=4; python {_RUN} --seed $BS; echo done"'
+    )
+    assert (found.code, found.command) == (0, f"HF_HOME=/x whet launch --nproc_per_node 2 -- qa {_END} --seed 4")
+    assert found.said("source env.sh") == ("kept", "run it before, as now")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +229,47 @@ def test_exported_variable_that_is_used_too_counts_for_both() -> None:
     )  # fmt: skip
     found = migrate(f"export OMP_NUM_THREADS=8\nmpirun -n 2 -genv OMP_NUM_THREADS=$OMP_NUM_THREADS python {_RUN}")
     assert found.said("OMP_NUM_THREADS=8")[0] == "done"
+
+
+def test_values_that_a_shell_computes_of_known_ones(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "MODEL=org/bert-base\nBS=16\npython run_qa.py --model_name_or_path $MODEL --dataset_name squad --do_train "
+        "--output_dir out/${MODEL##*/}/$(basename $MODEL -base) --gradient_accumulation_steps $((64/BS)) "
+        "--num_train_epochs ${EPOCHS:-3} --per_device_train_batch_size ${BS:-8} --seed ${#MODEL}\n"
+    )
+    found = migrate(str(script))
+    assert (found.code, found.command) == (
+        78, "whet qa --model_name_or_path org/bert-base --dataset_name squad --do_train --output_dir "
+        'out/bert-base/bert --gradient_accumulation_steps 4 --num_train_epochs "${EPOCHS:-3}" '
+        '--per_device_train_batch_size 16 --seed "${#MODEL}"',
+    )  # fmt: skip
+    assert found.said("${#MODEL}") == ("refused", "the text sets MODEL: write the value in its place")
+
+
+@pytest.mark.parametrize(
+    "branch", ['if [ -n "$BIG" ]; then\n  BS=64\nfi', '[ -n "$BIG" ] && BS=64', "case $1 in\n b) BS=64 ;;\nesac"]
+)
+def test_value_that_a_branch_changes_is_not_known(branch: str) -> None:
+    found = migrate(f"BS=8\n{branch}\npython {_RUN} --per_device_train_batch_size $BS")
+    assert (found.code, found.command) == (78, f'whet qa {_END} --per_device_train_batch_size "$BS"')
+    assert found.said("$BS")[0] == "refused"
+    within = migrate(f"if [ $1 ]; then\nBS=8\npython {_RUN} --per_device_train_batch_size $BS\nfi")
+    assert (within.code, within.command) == (0, f"whet qa {_END} --per_device_train_batch_size 8")
+
+
+def test_variable_that_a_branch_exports_is_refused() -> None:
+    found = migrate(f"export HF_HOME=/a\nif [ $1 ]; then export HF_HOME=/b; fi\npython {_RUN}")
+    assert (found.code, found.command) == (78, f"whet qa {_END}")
+    assert any(given.startswith("HF_HOME=") for given in found.rows("refused"))
+
+
+def test_options_in_a_variable_with_an_unknown_one(tmp_path: Path) -> None:
+    words = "--dataset_name squad --do_train --output_dir o"
+    found = migrate(f'ARGS="--model_name_or_path $MODEL {words}"\npython run_qa.py $ARGS')
+    assert (found.code, found.command) == (0, f'whet qa --model_name_or_path "$MODEL" {words}')
+    evaluated = migrate(f"SEED=3\nCMD='python {_RUN} --seed $SEED'\neval $CMD")
+    assert (evaluated.code, evaluated.command) == (0, f"whet qa {_END} --seed 3")
 
 
 def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:

@@ -75,11 +75,19 @@ def test_every_refused_name_says_what_to_do(name: str) -> None:
         ("--pad_to_max_length False", "--pad_to_max_length false"),
         ("--lr_scheduler_type cosine --warmup_ratio 0.1", "--lr_scheduler_type cosine --warmup_ratio 0.1"),
         ("--seed 1 --seed 2", "--seed 2"),
+        ("--no_pad_to_max_length", "--pad_to_max_length false"),
+        ("--no-gradient-checkpointing", "--gradient_checkpointing false"),
+        (
+            "--no_remove_unused_columns --no_dataloader_pin_memory",
+            "--remove_unused_columns false --dataloader_pin_memory false",
+        ),
+        ("--no_use_cache", ""),
+        ("--label_names null", "--label_names null"),
     ],
 )
 def test_value_is_written_as_whet_reads_it(given: str, becomes: str) -> None:
     found = _qa(given)
-    assert (found.code, found.command) == (0, f"whet qa {_DATA} {becomes}")
+    assert (found.code, found.command) == (0, f"whet qa {_DATA} {becomes}".rstrip())
 
 
 def test_unknown_option_is_named_with_the_nearest() -> None:
@@ -95,6 +103,9 @@ def test_unknown_option_is_named_with_the_nearest() -> None:
         ("--learning_rate", "give it"),
         ("--trust_remote_code True", "whet never runs code that comes with a model"),
         ("--optim adamw_hfx", "did you mean --optim"),
+        ("--evaluation_strategy steps epoch", "takes one value"),
+        ("--dtype float32 bfloat16", "takes one value"),
+        ("--no_use_fast_tokenizer", "fast ones"),
         ("--use_fast_tokenizer False", "fast ones"),
         ("--push_to_hub_organization me", "name it in --hub_model_id"),
         ("stray words", "put its flag before it"),
@@ -115,7 +126,9 @@ def test_options_that_contradict_each_other_are_left_to_the_user() -> None:
 def test_secrets_are_not_repeated() -> None:
     found = _qa("--token hf_abcdefghijklmnopqrst --hub_token hf_bcdefghijklmnopqrstu")
     assert "hf_" not in str(found.found)
-    assert found.said("--token ***") == ("translated", "HF_TOKEN")
+    for name in ("token", "hub_token"):
+        assert found.said(f"--{name} ***") == ("translated", "HF_TOKEN")
+        assert f"--{name}" not in found.command
 
 
 @pytest.mark.parametrize(
@@ -172,6 +185,7 @@ def test_defaults_of_trl() -> None:
     assert (found.code, found.command) == (0, f"whet lm {_SFT} --do_train --learning_rate 2e-5")
     assert found.said("(default of TRL: bf16)")[0] == "done"
     assert "--assistant_only_loss false" in found.said("(default of TRL: all turns of messages)")[1]
+    assert "several rows" in found.said("(default of TRL: texts end at max_length)")[1]
     dpo = migrate(f"trl dpo {_SFT} --beta 0.2 --learning_rate 5e-7 --loss_type sigmoid --max_length 512")
     options = "--beta 0.2 --learning_rate 5e-7 --max_length 512 --loss dpo --do_train"
     assert (dpo.code, dpo.command) == (0, f"whet lm {_SFT} {options}")
@@ -219,13 +233,30 @@ def test_option_of_trl(given: str, becomes: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["--eos_token '<|im_end|>'", "--loss_type dft", "--chat_template_path t", "--dataset_streaming",
+    ["--eos_token '<|im_end|>'", "--loss_type dft", "--loss_type nll dft",
+     "--packing true false", "--chat_template_path t", "--dataset_streaming",
      "--lora_modules_to_save lm_head --use_peft", "--neftune_noise_alpha 5"],
 )  # fmt: skip
 def test_option_that_whet_lm_does_not_have(given: str) -> None:
     found = migrate(f"trl sft {_SFT} {given}")
     assert found.code == 78
     assert found.said(" ".join(shlex.split(given.replace(" --use_peft", ""))))[0] == "refused"
+
+
+def test_several_losses_of_dpo_are_refused() -> None:
+    found = migrate(f"trl dpo {_SFT} --loss_type sigmoid bco_pair sft")
+    assert found.code == 78
+    assert found.said("--loss_type sigmoid bco_pair sft")[0] == "refused"
+
+
+def test_configuration_of_deepspeed_as_text() -> None:
+    text = '{"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0, "steps_per_print": ' + "1" * 300 + "}"
+    line = ["--", "python", "run_qa.py", *_DATA.split(), "--deepspeed"]
+    assert migrate(*line, '{"zero_optimization": {"stage": 2}}').code == 0
+    found = migrate(*line, text)
+    assert (found.code, f"--deepspeed '{text}'" in found.command) == (0, True)
+    refused = migrate(*line, '{"zero_optimization": {"stage": 2}, "amp": {"enabled": true}}')
+    assert (refused.code, "--deepspeed" in refused.command) == (78, False)
 
 
 def test_script_of_ones_own_is_read_as_the_task_that_is_named() -> None:

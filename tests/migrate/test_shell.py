@@ -24,6 +24,11 @@ _TEXTS = [
     "if true; then prog in_if; fi; { prog in_braces; }",
     "export A=x B='y z'; prog $A \"$B\"",
     "N=2; for ((i = 0; i < 1; i++)); do prog $N; done",
+    "A=a/b.c; E=; prog ${A##*/} ${A#*/} ${A%.c} ${A%%/*} ${A%x} ${E:-d} ${E-d} ${A:-d} ${A:+y} x${E:+y}",
+    "N=7; M=-3; prog $((N*2+1)) $((${N}/M)) $((N%M)) $(($N-(2-M))) $((-N))",
+    'A=x/y.sh; prog $(basename $A) $(basename "$A" .sh) `basename $A` $(basename /)',
+    "if true; then A=1; else A=2; fi; B=3; if false; then B=3; fi; prog $B; C=3; prog $C",
+    "A='--x 1'; eval \"prog $A\"; B='prog $C'; C=4; eval $B; D=' --p  q '; prog $D",
 ]
 
 
@@ -50,7 +55,38 @@ def test_words_are_written_as_bash_reads_them(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["'", '"', "$(", "${", "`", "((", "a=(", "<<END", "\\", "$", "prog 'x", "x=", ")", "|&"]
+    "text",
+    [
+        "$(basename #",
+        "$(basename ;)",
+        "$((",
+        "$((1/0))",
+        "$((((((1",
+        "if",
+        "fi",
+        "case x in",
+        ";;",
+        "&&",
+        "for",
+        "done",
+        "eval '$('",
+        "${A:",
+        "${:-x}",
+        "'",
+        '"',
+        "$(",
+        "${",
+        "`",
+        "((",
+        "a=(",
+        "<<END",
+        "\\",
+        "$",
+        "prog 'x",
+        "x=",
+        ")",
+        "|&",
+    ],
 )
 def test_broken_text_ends(text: str) -> None:
     read(text)

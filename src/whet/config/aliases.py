@@ -116,7 +116,7 @@ class Refused(NamedTuple):
     instead: str
     """What to do instead; "" if there is no advice."""
     off: tuple[object, ...] = ()
-    """The values that switch it off, or request what whet always does: they are accepted."""
+    """The values that switch it off, or request what whet always does: they are accepted. So is a part of a dict."""
 
 
 def refused(instead: str, *off: object) -> Refused:
@@ -130,6 +130,11 @@ _FSDP = (
     "use --fsdp full_shard, or shard_grad_op to keep weights from forward to backward; each block is shared by itself"
 )
 _OTHER_SHARDING = "use --zero_stage 1, 2 or 3, which share state, gradients and weights between the ranks"
+_OF_ACCELERATE = {
+    "split_batches": False, "dispatch_batches": None, "even_batches": True, "use_seedable_sampler": True,
+    "non_blocking": False, "gradient_accumulation_kwargs": None, "use_configured_state": False,
+}  # fmt: skip
+"""What transformers writes for accelerator_config if nobody has set it."""
 _ALONE = "ranks exchange gradients in each step: send less by --ddp_comm_hook bf16 or --gradient_accumulation_steps"
 
 NOT_HONOURED: Mapping[str, Refused] = {
@@ -172,6 +177,7 @@ NOT_HONOURED: Mapping[str, Refused] = {
         "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
         "--gradient_accumulation_steps alone",
         None,
+        _OF_ACCELERATE,
     ),
     "fsdp_config": refused(_FSDP, None),
     "parallelism_config": refused(_OTHER_SHARDING, None),
@@ -231,11 +237,12 @@ def kind_of(off: tuple[object, ...]) -> Any:
 
 def _reads_as(value: object, off: object, reader: Callable[[object, Any], Any]) -> bool:
     try:
-        return reader(value, _KINDS[type(off)]) == off
+        found = reader(value, _KINDS[type(off)])
+        return found == off or (isinstance(off, dict) and bool(found) and off | found == off)
     except (ValueError, OverflowError):
         return False
 
 
 _KINDS: Mapping[type, Any] = {
-    bool: bool, float: float, int: int, str: str, tuple: tuple[str, ...], type(None): str | None,
+    bool: bool, float: float, int: int, str: str, tuple: tuple[str, ...], dict: dict, type(None): str | None,
 }  # fmt: skip

@@ -103,7 +103,7 @@ class TrainingArguments(TrainingFields):
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by name, ready for JSON; `TrainingArguments(**it)` gives equal settings."""
+        """Return every field by name, ready for JSON; without tokens, `TrainingArguments(**it)` gives equal ones."""
         return printable(self)
 
     def to_json_string(self) -> str:

@@ -303,8 +303,21 @@ def _complete(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def broken_rules(settings: object) -> list[Problem]:
-    """Return every problem that the rules of its class find in this instance."""
-    return broken(spec_of(type(settings)).rules, settings)
+    """Return every problem that the rules of its class find in this instance, and its secrets that are masks."""
+    return [*broken(spec_of(type(settings)).rules, settings), *_masked(settings)]
+
+
+def _masked(settings: object) -> list[Problem]:
+    return [
+        Problem(
+            what=f"the {option.name} is masked",
+            got=MASK,
+            why="--print_config prints this in place of a token, so that none ends up in a file",
+            fix=f"take {option.name} out of the config file and set HF_TOKEN, or give --{option.name}",
+        )
+        for option in options_of(type(settings)).values()
+        if option.secret and getattr(settings, option.name) == MASK
+    ]
 
 
 def broken(rules: Sequence[Callable[..., Problem | None]], *settings: object) -> list[Problem]:

@@ -26,8 +26,8 @@ def read(value: object, kind: Any) -> Any:
 
 
 def read_flag(value: object, kind: Any) -> Any:
-    """Return the text of a flag converted to the field's type; `null` means None if the field allows it."""
-    if value == "null" and allows_none(kind):
+    """Return the text of a flag converted to the field's type; `null` alone means None if the field allows it."""
+    if value in ("null", ["null"]) and allows_none(kind):
         return None
     return read(value, kind)
 
@@ -91,6 +91,8 @@ def _widest(members: Sequence[Any]) -> list[Any]:
 def _read_union(value: object, members: Sequence[Any]) -> Any:
     if value is None and NoneType in members:
         return None
+    if isinstance(value, str) and value.lstrip().startswith("{"):  # JSON, where a dict is one of the values
+        members = sorted(members, key=lambda member: get_origin(member) is not dict)
     for member in members:
         if member is not NoneType:
             try:

@@ -12,7 +12,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.environment import AUTO
 from whet.config.ranks import elsewhere, here
 from whet.config.rules.ranges import Rule, above, at_least, broken_if, excludes, is_given, is_set, only_with, within
-from whet.errors import MASK, ConfigError, Problem
+from whet.errors import ConfigError, Problem
 from whet.jobs.splits import SPLITS
 from whet.system import is_linux
 
@@ -204,14 +204,6 @@ JOB_RULES: tuple[Rule, ...] = (
         what="trust_remote_code is true",
         why="whet never runs code that comes with a model or a dataset: it could do anything this user may do",
         fix="leave --trust_remote_code out, and use a model that transformers itself implements",
-    ),
-    broken_if(
-        "token_is_real",
-        ("token",),
-        lambda job: job.token == MASK,
-        what="the token is masked",
-        why="--print_config prints this in place of a token, so that none ends up in a file",
-        fix="take token out of the config file and set HF_TOKEN, or give --token",
     ),
     has_data,
     data_from_one_place,

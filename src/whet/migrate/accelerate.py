@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ _TRUE = {"true": "true", "yes": "true", "1": "true"}
 
 
 def _total(draft: Draft, text: str, value: Word) -> None:
-    draft.ranks.total = value
+    draft.ranks.total, draft.ranks.per_host = value, None
     draft.say(text, "translated", "ranks in all; whet launch counts those of a host", "whet launch")
 
 
@@ -68,6 +68,9 @@ def _launch(option: str) -> Act:
 def _machines(draft: Draft, text: str, value: Word) -> None:
     if value.text == "1":
         draft.say(text, "done", "one machine")
+    elif "hostfile" in draft.ranks.options:
+        draft.ranks.n_hosts = value
+        draft.say(text, "translated", "accelerate starts mpirun with the hosts of the file", "whet launch --hostfile")
     else:
         _launch("nnodes")(draft, text, value)
 
@@ -76,8 +79,10 @@ def _of_machines(option: str) -> Act:
     """Return what names something that counts on several machines alone."""
 
     def act(draft: Draft, text: str, value: Word) -> None:
-        if "nnodes" in draft.ranks.options:
+        if "nnodes" in draft.ranks.options or (draft.ranks.n_hosts is not None and option == "master_addr"):
             _launch(option)(draft, text, value)
+        elif draft.ranks.n_hosts is not None:
+            draft.say(text, "done", "whet launch numbers the hosts of the file, and finds a free port")
         else:
             draft.say(text, "done", "ranks of one machine meet on 127.0.0.1")
 
@@ -209,7 +214,9 @@ FLAGS: Mapping[str, int] = {**{name: 0 if name in _ALONE else 1 for name in _ACT
 """Option of accelerate launch -> the words that follow it."""
 _SECTIONS = ("deepspeed_config", "fsdp_config", "dynamo_config", "mpirun_config", "ipex_config")
 _MARKS = {"compute_environment", "distributed_type", "num_machines", "machine_rank", "main_training_function"}
-_ORDER = ("cpu", "use_cpu", "num_machines")
+_ON_GPUS = {"multi_gpu", "use_deepspeed", "use_fsdp"}
+"""Options of accelerate launch that start one process for each GPU."""
+_ORDER = ("cpu", "use_cpu", "mpirun_hostfile", "num_machines")
 """What others depend on."""
 
 
@@ -244,9 +251,9 @@ def translate_config(draft: Draft, found: Mapping[str, Any]) -> None:
 
 def _apply(draft: Draft, items: Sequence[Item]) -> None:
     draft.ranks.launched = True
-    sections = {name for name, _, _ in items}
-    if not {"num_processes"} & sections and not draft.ranks.total:
-        draft.ranks.per_host = Word.of(1)
+    on = {name for name, _, value in items if value.text.lower() not in _OFF}
+    if "num_processes" not in on and not draft.ranks.total:
+        _usual_number(draft, on)
     for name, text, value in sorted(items, key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else 9):
         act = _ACTS.get(name)
         if act is not None:
@@ -255,9 +262,19 @@ def _apply(draft: Draft, items: Sequence[Item]) -> None:
         like = nearest(name, [*_ACTS])
         draft.say(text, "refused", f"did you mean {like}?" if like else "whet does not know it: leave it out")
     ranks = draft.ranks
-    nodes = ranks.options.get("nnodes")
+    nodes = ranks.options.get("nnodes") or ranks.n_hosts or (Word.of(1) if "hostfile" in ranks.options else None)
     if ranks.total is not None and nodes is not None and ranks.total.text.isdigit() and nodes.text.isdigit():
         ranks.per_host = Word.of(max(int(ranks.total.text) // int(nodes.text), 1))
+
+
+def _usual_number(draft: Draft, on: Set[str]) -> None:
+    """Start as many ranks as accelerate does without a number: one for each GPU, or one process."""
+    if _ON_GPUS & on and not {"cpu", "use_cpu"} & on:
+        draft.ranks.per_host = Word.of("auto")
+        why = "one rank for each NUMA node; accelerate starts one for each GPU"
+        draft.say("(no num_processes)", "translated", why, "whet launch --nproc_per_node auto")
+    else:
+        draft.ranks.per_host = Word.of(1)
 
 
 def _items(found: Mapping[str, Any]) -> Iterator[Item]:

@@ -45,6 +45,8 @@ class Ranks:
     """Whether even one process is bound to cores, or has libraries preloaded."""
     total: Word | None = None
     per_host: Word | None = None
+    n_hosts: Word | None = None
+    """The number of hosts, counted from the first, that a launcher takes."""
     hosts: list[str] = field(default_factory=list)
     """name or name:ranks."""
     options: dict[str, Word] = field(default_factory=dict)
@@ -164,6 +166,14 @@ class Draft:
     def complete(self) -> bool:
         """Whether everything that was given is carried out, and whet accepts the command."""
         return not self.problems and all(row.status != "refused" for row in self.rows)
+
+    def parts(self) -> Iterator[Word]:
+        """Yield the words of the command that were given, with the names of no option."""
+        for values in (self.variables, self.ranks.flags()):
+            yield from values.values()
+        for words in (*self.options.values(), *self.cluster.values()):
+            yield from words
+        yield from (*self.prefix, *self.ranks.stays, *self.trailing)
 
     def words(self) -> list[str]:
         """Return the words of the command as a shell reads them, each option with its values as one."""

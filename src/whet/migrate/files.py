@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,24 @@ from whet.config.arguments import TrainingArguments
 from whet.config.command_line import LARGEST_BYTES, read_config
 from whet.config.settings import Names
 from whet.config.settings import draft as draft_settings
-from whet.errors import ConfigError
+from whet.config.values import is_switch
+from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import RESERVED
 from whet.migrate import accelerate, launchers, variables
 from whet.migrate.answer import OwnCommands
 from whet.migrate.draft import Draft, Ranks, option_text, shown
-from whet.migrate.programs import Flag, Program, flags_of, own_program, program_of, translate, why_not
-from whet.migrate.shell import Word, read
+from whet.migrate.programs import (
+    NOT_TAKEN,
+    Flag,
+    Program,
+    flags_of,
+    own_program,
+    program_of,
+    switched_off,
+    translate,
+    why_not,
+)
+from whet.migrate.shell import Word
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,13 @@ _ARGUMENTS = {"TrainingArguments": None, "Seq2SeqTrainingArguments": None, "SFTC
 _HEADS = {
     "QuestionAnswering": "qa", "SequenceClassification": "classify", "TokenClassification": "tag", "CausalLM": "lm",
 }  # fmt: skip
+_NO_HEADS = {
+    "MaskedLM": NOT_TAKEN["run_mlm.py"], "PreTraining": NOT_TAKEN["run_mlm.py"],
+    "MultipleChoice": NOT_TAKEN["run_swag.py"],
+    **dict.fromkeys(("Seq2SeqLM", "ConditionalGeneration"), NOT_TAKEN["run_summarization.py"]),
+}  # fmt: skip
+"""Head of a model that no command trains -> why."""
+_LOADING_CALLS = ("from_pretrained", "from_config", "_from_config")
 _WORK = {"train": "do_train", "evaluate": "do_eval", "predict": "do_predict"}
 _SPLITS = {
     "train": ("train_file", "train_split_name"), "validation": ("validation_file", "validation_split_name"),
@@ -50,9 +68,19 @@ _SPLITS = {
 """Part of the data, and the usual name of its split -> the options for its file and for the name of its split."""
 
 
-def options_of(values: Mapping[str, Any]) -> dict[str, Flag]:
-    """Return the options that names and values of a file are."""
-    return {name: Flag(name, f"{name}: {_text(value)}", _words(value)) for name, value in values.items()}
+def options_of(draft: Draft, values: Mapping[str, Any]) -> dict[str, Flag]:
+    """Return the options that names and values of a file are; what asks for nothing is said, and left out."""
+    found: dict[str, Flag] = {}
+    for name, value in values.items():
+        is_secret = bool(secrets.in_command([f"--{name}", _text(value)]))
+        text = shown(f"{name}: {_text(value)}", secret=is_secret)
+        if value is None or value in ([], (), {}):
+            draft.say(text, "no effect", "it asks for nothing")
+        elif name.endswith("token") and value in (MASK, f"<{name.upper()}>"):
+            draft.say(text, "no effect", "it stands in the place of a token, which a file does not hold")
+        else:
+            found[name] = Flag(name, text, _words(value))
+    return found
 
 
 def _words(value: Any) -> list[Word]:
@@ -82,6 +110,40 @@ def of_file(path: Path, task: str | None, own: OwnCommands) -> Draft:
     return draft
 
 
+def read_options(draft: Draft, program: Program, words: Sequence[Word], own: OwnCommands) -> None:
+    """Read the words after a script: its options, and the files of options that it names."""
+    names = own.options(program.task)
+    flags, lone = flags_of(words, lambda name: is_switch(names.kind(name)) or switched_off(name, names) is not None)
+    config = flags.pop("config", None)
+    settings = [word for word in lone if word.text.endswith((".json", ".yaml", ".yml"))]
+    if config is not None:
+        settings += config.values
+    for word in lone:
+        if word.is_variable:
+            draft.trailing.append(word)
+            draft.say(word.text, "kept", "whet reads words that only the shell knows by the same rules")
+        elif word not in settings:
+            draft.say(word.text, "refused", "the script takes options alone: put its flag before it")
+    for word in settings:
+        path = Path(word.text).expanduser()
+        if path.is_file():
+            draft.say(word.text, "translated", "its values follow")
+            found = options_of(draft, read_config(str(path)))
+            for name, value in _environment(found).items():
+                draft.given_variables[name] = value
+            flags = {**found, **flags}
+        else:
+            draft.say(word.text, "refused", "the file is not here: run whet migrate where it is")
+    translate(draft, program, flags, names)
+
+
+def _environment(found: dict[str, Flag]) -> Mapping[str, Word]:
+    """Take the variables that a configuration of TRL sets out of its options."""
+    env = found.pop("env", None)
+    values = json.loads(env.value.text) if env is not None and env.value.text.startswith("{") else {}
+    return {str(name): Word.of(value) for name, value in values.items()}
+
+
 def _read(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, dict[str, Flag]]:
     """Read a file; return its program, and options that are still to be translated."""
     if path.suffix == ".py":
@@ -89,10 +151,12 @@ def _read(draft: Draft, path: Path, task: str | None) -> tuple[Program | None, d
     found = read_config(str(path))
     if accelerate.is_config(found):
         accelerate.translate_config(draft, found)
+        if "hostfile" in draft.ranks.options:
+            launchers.place_ranks(draft)
     elif _OF_DEEPSPEED & found.keys():
         _from_deepspeed(draft, path, found)
     else:
-        return (own_program(task, path.name) if task else None), options_of(found)
+        return (own_program(task, path.name) if task else None), options_of(draft, found)
     return None, {}
 
 
@@ -170,6 +234,25 @@ _BY_COMMAND = {"args", "data_collator", "processing_class", "tokenizer", "model_
                "preprocess_logits_for_metrics"}  # fmt: skip
 """Arguments of a trainer that a command of whet has itself, or that are read where they are made."""
 _NO_CODE = f"a command runs no code of yours: {_KEEP}"
+_FROZEN = f"--freeze_layers N freezes the embeddings and N blocks; for other weights {_KEEP}"
+_NEW_TOKENS = (
+    "save the tokenizer with its new tokens, and name the folder in --tokenizer_name: whet gives the model rows for "
+    f"them; or {_KEEP}"
+)
+_BY_CALL = {
+    **dict.fromkeys(("resize_token_embeddings", "add_tokens", "add_special_tokens"), _NEW_TOKENS),
+    **dict.fromkeys(("add_callback", "set_transform", "with_transform"), _NO_CODE),
+    "requires_grad_": _FROZEN,
+}
+"""Methods whose work no option says -> what to do."""
+_TEXTS = ("text", "text_pair")
+_LENGTHS = {"max_length": "max_seq_length", "stride": "doc_stride"}
+"""Keyword of a tokenizer -> the option of whet."""
+_OF_TOKENIZER = {*_TEXTS, *_LENGTHS, "truncation", "padding", "return_tensors", "return_attention_mask",
+                 "return_token_type_ids", "return_special_tokens_mask", "verbose"}  # fmt: skip
+"""Keywords of a tokenizer that whet's own tokenisation needs no code for."""
+_CUT_AT = {"classify": 128, "qa": 384}
+"""Command -> the tokens of a row, unless its option says another number."""
 _CODE = dict.fromkeys(
     ("callbacks", "optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "formatting_func"), _NO_CODE
 ) | {"ref_model": "whet's reference is the model before training: leave it out if it is that one"}
@@ -185,6 +268,7 @@ class _Script(ast.NodeVisitor):
 
     def __init__(self, tree: ast.Module) -> None:
         self.bound = _bindings(tree)
+        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self.mutated = {
             node.value.id
             for node in ast.walk(tree)
@@ -203,6 +287,8 @@ class _Script(ast.NodeVisitor):
         """Head and name of the model."""
         self.tokenizer: Any = None
         """Name of the tokenizer, if the script says it."""
+        self.is_cut: bool | None = None
+        """Whether the tokenizer cuts at its own length; None if the script names one, or calls none."""
         self.loaded: dict[str, str] | None = None
         """Arguments of load_dataset, without the split."""
         self.splits: dict[str, str] = {}
@@ -216,9 +302,12 @@ class _Script(ast.NodeVisitor):
         if self.tokenizer and self.tokenizer != self.values.get("model_name_or_path", self.tokenizer):
             self.values["tokenizer_name"] = self.tokenizer
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and self._is_arguments(node.value):
-                self.values.pop(node.attr, None)
-                self.refused[ast.unparse(node)] = _COMPUTED
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if self._is_arguments(node.value):
+                    self.values.pop(node.attr, None)
+                    self.refused[ast.unparse(node)] = _COMPUTED
+                elif node.attr == "requires_grad":
+                    self.refused[ast.unparse(node)] = _FROZEN
 
     def _followed(self, node: ast.expr | None) -> tuple[ast.expr | None, set[str]]:
         """Return what an expression stands for, through names that are bound once, and these names."""
@@ -250,11 +339,14 @@ class _Script(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = _name(node.func)
-        owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        of = node.func.value if isinstance(node.func, ast.Attribute) else ast.Name("")
+        owner = _name(of.func if isinstance(of, ast.Call) else of)
         if name in _ARGUMENTS:
             self._arguments(name, node)
         elif name == "from_pretrained" and (head := owner.rpartition("For")[2]) in _HEADS:
             self._pretrained(_HEADS[head], node)
+        elif (why := _no_command(name, owner)) is not None:
+            self.refused[ast.unparse(node)] = why
         elif name == "from_pretrained" and owner == "PeftModel":
             self.refused[ast.unparse(node)] = f"whet trains a new adapter: merge this one first; or {_KEEP}"
         elif name == "from_pretrained" and "Tokenizer" in owner and node.args:
@@ -268,14 +360,91 @@ class _Script(ast.NodeVisitor):
             )
         elif name in _WORK and isinstance(node.func, ast.Attribute) and "train" in owner.lower():
             self.values[_WORK[name]] = True
+            if name == "train":
+                self._resume(dict(_named(node, "resume_from_checkpoint")).get("resume_from_checkpoint"))
+        elif name == "set_seed":
+            self._option("seed", dict(_named(node, "seed")).get("seed", node))
+        elif name == "map" and isinstance(node.func, ast.Attribute) and not owner.lower().endswith(_POOLS):
+            self._mapped(node, of)
         elif name in ("get_peft_model", "add_adapter"):
             given = dict(_named(node, *(("model",) if name == "get_peft_model" else ()), "peft_config"))
             self._adapter(given.get("peft_config") or given.get("adapter_config") or node)
-        elif name == "add_callback":
-            self.refused[ast.unparse(node)] = _NO_CODE
+        elif name in _BY_CALL and isinstance(node.func, ast.Attribute):
+            self.refused[ast.unparse(node)] = _BY_CALL[name]
         elif name.endswith("Trainer"):
             self._trainer(name, node)
         self.generic_visit(node)
+
+    def _resume(self, expression: ast.expr | None) -> None:
+        known, value = (True, None) if expression is None else self._value(expression)
+        if not known:
+            self.refused[f"resume_from_checkpoint={ast.unparse(expression or ast.Name(''))}"] = _COMPUTED
+        elif value:
+            self._take("resume_from_checkpoint", "auto" if value is True else value, f"train({value!r})")
+
+    # The tokens: of functions that a data set is mapped with
+
+    def _mapped(self, node: ast.Call, data: ast.expr) -> None:
+        """Read the lengths that a tokenizer is called with; refuse a function that does more than call it."""
+        function = self._function(dict(_named(node, "function")).get("function"))
+        calls = [one for one in ast.walk(function) if self._tokenizes(one)] if function is not None else []
+        body = _result(function)
+        given = ast.unparse(node).removeprefix(ast.unparse(data))
+        if isinstance(function, ast.FunctionDef) and function.name == "group_texts":
+            self.values["packing"] = True
+            self._option("block_size", ast.Name("block_size", ast.Load()))
+        elif body is None or body not in calls or not _is_of_columns(body):
+            self.refused[given] = _NO_CODE
+        else:
+            self._tokenisation(body)
+        for one in calls:
+            self._lengths(one)
+
+    def _function(self, node: ast.expr | None) -> ast.FunctionDef | ast.Lambda | None:
+        if isinstance(node, ast.Call) and _name(node.func) == "partial" and node.args:
+            node = node.args[0]
+        if isinstance(node, ast.Name) and len(self.bound.get(node.id, [])) == 1 and node.id in self.functions:
+            return self.functions[node.id]
+        found, _ = self._followed(node)
+        return found if isinstance(found, ast.Lambda) else None
+
+    def _tokenizes(self, node: ast.AST) -> bool:
+        """Return whether this is a call of a tokenizer."""
+        if not isinstance(node, ast.Call):
+            return False
+        called = _name(node.func)
+        bound = self.bound.get(called, []) if isinstance(node.func, ast.Name) else []
+        return called.lower() in ("tok", "tokenizer") or any(
+            isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and "Tokenizer" in _name(one.func.value)
+            for one in bound
+        )
+
+    def _tokenisation(self, node: ast.expr) -> None:
+        """Refuse what a tokenizer is asked for and whet's own tokenisation does not do."""
+        for name, expression in _named(node) if isinstance(node, ast.Call) else ():
+            if name not in {*_OF_TOKENIZER, "*"}:
+                why = _COMPUTED if name == "**" else f"whet's own tokenisation has no such setting: {_KEEP}"
+                self.refused[f"{name}={ast.unparse(expression)}"] = why
+
+    def _lengths(self, node: ast.AST) -> None:
+        """Take the lengths of a call of a tokenizer, or keep that it has none."""
+        given = dict(_named(node)) if isinstance(node, ast.Call) else {}
+        for name, option in _LENGTHS.items():
+            if name in given:
+                self._option(option, given[name])
+        if not {"max_length", "**"} & given.keys():
+            known, cuts = self._value(given["truncation"]) if "truncation" in given else (True, False)
+            self.is_cut = not known or bool(cuts)
+
+    def name_length(self, task: str | None) -> None:
+        """Say how long the rows of the script are, if a command has another number by default."""
+        if self.is_cut is None or task not in _CUT_AT or "max_seq_length" in self.values:
+            return
+        length = "at what the tokenizer allows, such as 512 tokens" if self.is_cut else "nothing"
+        why = (
+            f"the script cuts {length}, and whet {task} at {_CUT_AT[task]}: say how long rows may be, --max_seq_length"
+        )
+        self.refused["(no max_length of the tokenizer)"] = why
 
     def _take(self, option: str, value: Any, given: str) -> None:
         """Take the value of an option; of two, only the script knows which one counts."""
@@ -470,6 +639,45 @@ class _Script(ast.NodeVisitor):
             self.refused[f"data_files: {name}"] = "nothing says what it is for: --train_file or --validation_file"
 
 
+_POOLS = ("pool", "executor")
+"""Ends of the names of what maps a function over no data set."""
+
+
+def _no_command(name: str, owner: str) -> str | None:
+    """Return why no command trains a model that is made so; None for other calls, and for models that one trains."""
+    maker = owner if name in _LOADING_CALLS else name
+    head = maker.rpartition("For")[2] if "For" in maker and "Collator" not in maker else ""
+    is_known = head in _HEADS or head in _NO_HEADS
+    if not head or (not is_known and name not in _LOADING_CALLS) or (head in _HEADS and name == "from_pretrained"):
+        return None
+    begins_new = "a command begins with pretrained weights"
+    other = "whet has no command for such models"
+    return f"{begins_new if head in _HEADS else _NO_HEADS.get(head, other)}: {_KEEP}"
+
+
+def _result(function: ast.FunctionDef | ast.Lambda | None) -> ast.expr | None:
+    """Return the expression that is all of a function; None if it does more."""
+    if not isinstance(function, ast.FunctionDef):
+        return None if function is None else function.body
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    last = body[-1].value if body and isinstance(body[-1], ast.Return) else None
+    match body[:-1]:
+        case []:
+            return last
+        case [ast.Assign(targets=[ast.Name(id=name)], value=value)] if _name(last or value) == name:
+            return value
+    return None
+
+
+def _is_of_columns(node: ast.expr) -> bool:
+    """Return whether a call gets columns of its rows as they are."""
+    given = [one for name, one in _named(node) if name in ("*", *_TEXTS)] if isinstance(node, ast.Call) else []
+    return bool(given) and all(
+        isinstance(one, ast.Subscript) and isinstance(one.value, ast.Name) and isinstance(one.slice, ast.Constant)
+        for one in given
+    )
+
+
 def _name(node: ast.expr) -> str:
     """Return the last part of a dotted name; "" for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -539,13 +747,14 @@ def _from_python(draft: Draft, path: Path, task: str | None) -> tuple[Program | 
     else:
         task = task or script.task
         program = own_program(task, path.name) if task else None
+        script.name_length(task)
     for given, why in script.refused.items():
         draft.say(given, "refused", why)
     why = (
         "its loop, collator and metrics are whet's own in a command; or keep it, and change the import to whet.Trainer"
     )
     draft.say(str(path), "done", why)
-    return program, options_of(script.values)
+    return program, options_of(draft, script.values)
 
 
 _IMAGE = "registry.example.org/whet:1"
@@ -594,7 +803,8 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
     try:
         pods = _PODS[job["kind"]](job)
         container = pods.spec["containers"][0]
-        script, words = _words_of(draft, container)
+        given = [Word.of(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+        script, words = launchers.peeled(draft, given)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             what=f"the {job['kind']} has no pods that whet can read",
@@ -610,26 +820,10 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
             what="no script in the manifest is one that whet knows", got=script,
             why="the command of the first container trains", fix=why_not(script),
         )  # fmt: skip
-    translate(draft, program, flags_of(rest)[0], own.options(program.task))
+    draft.rows = [row for row in draft.rows if not (row.status == "kept" and row.given.startswith("torchrun"))]
+    read_options(draft, program, rest, own)
     _describe(draft, job, pods, container)
     return draft
-
-
-def _words_of(draft: Draft, container: Mapping[str, Any]) -> tuple[str, list[Word]]:
-    """Return the script of a container and its words; those of a shell's text are the last command's that trains."""
-    given = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    lines = [[Word.of(word) for word in given]]
-    if given[0].rsplit("/", 1)[-1] in ("bash", "sh"):
-        lines = [one.words for one in read(given[-1]).commands if one.words]
-    tried = [(trial := Draft(), launchers.peeled(trial, words)) for words in lines]
-    known = [one for one in tried if program_of(*one[1])[0] is not None]
-    trial, (script, rest) = (known or tried)[-1]
-    draft.ranks, draft.given_variables = trial.ranks, trial.given_variables
-    draft.rows += [row for row in trial.rows if not (row.status == "kept" and row.given.startswith("torchrun"))]
-    for other, (name, _) in tried:
-        if other is not trial:
-            draft.say(name.rsplit("/", 1)[-1] or "another command", "done", "whet's image has what a run needs")
-    return script, rest
 
 
 def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mapping[str, Any]) -> None:
@@ -663,7 +857,12 @@ def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mappi
         else:
             draft.say(f"{name}: {value}", "refused", "whet k8s asks for CPUs and memory: leave it out")
     moved = _mount(draft, spec, container, put)
-    set_in_line = [{"name": name, "value": word.text} for name, word in draft.given_variables.items()]
+    set_in_line: list[Mapping[str, Any]] = []
+    for name, word in draft.given_variables.items():
+        if word.live:
+            draft.say(f"{name}={word.text}", "refused", f"only a shell knows it: give its value, --env {name}=VALUE")
+        else:
+            set_in_line.append({"name": name, "value": word.text})
     draft.given_variables = {}
     for one in (*(container.get("env") or ()), *set_in_line):
         _pass_on(draft, one, moved, put)

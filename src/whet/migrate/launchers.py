@@ -7,16 +7,17 @@ launcher; one whose ranks only it can count (elastic torchrun, Slurm) stays, and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from whet.config.settings import nearest
 from whet.errors import ConfigError
-from whet.migrate import accelerate
+from whet.migrate import accelerate, variables
 from whet.migrate.draft import Draft, Ranks, Status
-from whet.migrate.shell import Word, read
+from whet.migrate.programs import program_of
+from whet.migrate.shell import Script, Simple, Word, read
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -71,6 +72,14 @@ def _per_host(draft: Draft, given: Given) -> None:
         why = "ranks of a host"
     draft.ranks.per_host = value
     draft.say(given.text, "translated", why, f"whet launch --nproc_per_node {value.text}")
+
+
+def _n_hosts(draft: Draft, given: Given) -> None:
+    draft.ranks.n_hosts = given.value
+    if given.value.text == "1" and not draft.ranks.several_hosts:
+        draft.say(given.text, "done", "one machine")
+    else:
+        draft.say(given.text, "translated", "the first hosts of the file", "whet launch")
 
 
 def _hosts(draft: Draft, given: Given) -> None:
@@ -153,7 +162,7 @@ _TORCHRUN: Mapping[str, Option] = {
 _DEEPSPEED: Mapping[str, Option] = {
     **dict.fromkeys(("num_gpus", "num_accelerators"), Option(1, _per_host)),
     "hostfile": _sets("hostfile", "over ssh"),
-    "num_nodes": _says("no effect", "the hosts of --hostfile count"),
+    "num_nodes": Option(1, _n_hosts),
     "include": Option(1, lambda draft, given: _included(draft, given)),
     **dict.fromkeys(("master_addr", "master_port"), _says("done", "ranks meet on the first host, at a free port", 1)),
     "bind_cores_to_rank": _says("done", _BOUND),
@@ -168,7 +177,7 @@ _DEEPSPEED: Mapping[str, Option] = {
 _NO_INSTANCES = "whet starts ranks of one run, not several runs: start whet launch once for each"
 _IPEXRUN: Mapping[str, Option] = {
     **dict.fromkeys(("nprocs_per_node", "nproc_per_node"), Option(1, _per_host)),
-    "nnodes": Option(1, lambda draft, given: _distributed(draft, given)),
+    "nnodes": Option(1, lambda draft, given: _nodes(draft, given)),
     "hostfile": _sets("hostfile", "over ssh"),
     "nodes_list": _says("done", "numactl --cpunodebind keeps a run on some NUMA nodes", 1),
     "ccl_worker_count": _sets("kept_free_cores", "cores of each rank that are left for the exchange"),
@@ -235,6 +244,11 @@ def _included(draft: Draft, given: Given) -> None:
 def _distributed(draft: Draft, given: Given) -> None:
     draft.ranks.binds = False
     draft.say(given.text, "translated", "one rank for each NUMA node, unless a number is given", "whet launch")
+
+
+def _nodes(draft: Draft, given: Given) -> None:
+    draft.ranks.binds = False
+    _n_hosts(draft, given)
 
 
 def _instances(draft: Draft, given: Given) -> None:
@@ -308,7 +322,7 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     ranks = draft.ranks
     if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
         draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
-    _place_ranks(draft)
+    place_ranks(draft)
     if any(word.text == ":" for word in rest):
         draft.say(":", "refused", "whet launch starts one command: write one line for it")
     if n_rows == len(draft.rows):
@@ -316,21 +330,53 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     return rest
 
 
-def _place_ranks(draft: Draft) -> None:
-    """Give each host the ranks that MPI gives it: of as many hosts as there are ranks for, in their order."""
+def place_ranks(draft: Draft) -> None:
+    """Give each host the ranks that the launcher gives it: of as many hosts as it takes, in their order."""
     ranks = draft.ranks
-    total = int(ranks.total.text) if ranks.total is not None and ranks.total.text.isdigit() else None
-    per_host = int(ranks.per_host.text) if ranks.per_host is not None and ranks.per_host.text.isdigit() else None
+    total, per_host, n_hosts = _number(ranks.total), _number(ranks.per_host), _number(ranks.n_hosts)
     hosts = _named_hosts(ranks)
-    if ranks.total is None:
+    if ranks.n_hosts is not None and ranks.total is None:
+        _take_first(draft, hosts, n_hosts)
+    elif ranks.total is None:
         return
-    if not hosts:
-        if "hostfile" in ranks.options and ranks.per_host is None:
-            why = "say how many ranks each host gets: whet launch --nproc_per_node N, or slots=N in the file"
-            draft.say(f"{ranks.total.text} ranks on the hosts of {ranks.options['hostfile'].text}", "refused", why)
+    elif not ranks.several_hosts:
+        _stay_here(draft, total, per_host)
+    elif not hosts:
+        _leave_to_the_file(draft, ranks.total)
+    elif total is not None:
+        _divide(draft, hosts, total, per_host)
+
+
+def _leave_to_the_file(draft: Draft, total: Word) -> None:
+    """Say what a file that is not here decides; what is wrong with names in the line, whet launch says."""
+    file, per_host = draft.ranks.options.get("hostfile"), draft.ranks.per_host
+    given = "" if file is None else f"{total.text} ranks on the hosts of {file.text}"
+    if given and per_host is None:
+        why = "say how many ranks each host gets: whet launch --nproc_per_node N, or slots=N in the file"
+        draft.say(given, "refused", why)
+    elif given and per_host is not None:
+        why = "the file is not here: whet launch takes all of its hosts, and not the first for so many ranks"
+        draft.say(given, "translated", why, f"whet launch --nproc_per_node {per_host.text}")
+
+
+def _number(word: Word | None) -> int | None:
+    return int(word.text) if word is not None and word.text.isdecimal() else None
+
+
+def _stay_here(draft: Draft, total: int | None, per_host: int | None) -> None:
+    """Start all ranks on this machine, unless it is not said where the others are."""
+    ranks = draft.ranks
+    if ranks.per_host is None or ranks.per_host == ranks.total or ranks.per_host.text == "auto":
         return
-    if total is None:
-        return
+    if total is not None and per_host is not None and total <= per_host:
+        ranks.per_host = ranks.total
+    elif ranks.total is not None:
+        given = f"{ranks.total.text} ranks, {ranks.per_host.text} on each host"
+        draft.say(given, "refused", "name the hosts: whet launch --hosts node1,node2, or --hostfile FILE")
+
+
+def _divide(draft: Draft, hosts: Sequence[tuple[str, int | None]], total: int, per_host: int | None) -> None:
+    ranks = draft.ranks
     wanted = _wanted(hosts, total, per_host)
     if wanted is None:
         names = ", ".join(name for name, _ in hosts)
@@ -343,6 +389,21 @@ def _place_ranks(draft: Draft) -> None:
         ranks.hosts = [name if ranks.per_host else f"{name}:{n}" for name, n in wanted]
     elif per_host is None and "hostfile" not in ranks.options:
         ranks.hosts = [f"{name}:{n}" for name, n in wanted]
+
+
+def _take_first(draft: Draft, hosts: Sequence[tuple[str, int | None]], n_hosts: int | None) -> None:
+    """Name the first hosts, if a launcher takes no more of them."""
+    ranks = draft.ranks
+    if n_hosts == 1 and not ranks.several_hosts:
+        return
+    if n_hosts is None or n_hosts > len(hosts):
+        text = ranks.n_hosts.text if ranks.n_hosts else ""
+        where = "the file is not here: " if "hostfile" in ranks.options and not hosts else ""
+        draft.say(f"{text} hosts", "refused", f"{where}name these hosts: whet launch --hosts node1,node2")
+    elif n_hosts < len(hosts):
+        ranks.options.pop("hostfile", None)
+        chosen = hosts[:n_hosts]
+        ranks.hosts = [name if ranks.per_host or slots is None else f"{name}:{slots}" for name, slots in chosen]
 
 
 def _named_hosts(ranks: Ranks) -> list[tuple[str, int | None]]:
@@ -406,6 +467,7 @@ def _deepspeed(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     draft.ranks.launched = True
     found, rest = _taken(words, _DEEPSPEED, draft, _begins)
     _applied(draft, found, _DEEPSPEED)
+    place_ranks(draft)
     if not found:
         draft.say(name, "translated", "one rank for each NUMA node; deepspeed starts one for each GPU", "whet launch")
     return rest
@@ -417,13 +479,17 @@ def _ipexrun(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     why = "it binds to physical cores, and preloads an allocator and Intel's OpenMP library where they are installed"
     draft.say(name, "translated", why, "whet launch")
     _applied(draft, found, _IPEXRUN)
+    place_ranks(draft)
     return rest[1:] if rest and rest[0].text == "xpu" else rest
 
 
 def _accelerate(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     found, rest = _taken(words, _of_accelerate(), draft, _begins)
     items = [(one.name, one.text, one.value if one.values else Word.of("true")) for one in found]
-    accelerate.translate_flags(draft, items, nested=draft.ranks.launched)
+    is_nested = draft.ranks.launched
+    accelerate.translate_flags(draft, items, nested=is_nested)
+    if not is_nested and "hostfile" in draft.ranks.options:
+        place_ranks(draft)
     return rest
 
 
@@ -501,10 +567,8 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             rest = _accelerate(draft, "accelerate launch", rest[2:])
         elif name in _LAUNCHERS:
             rest = _LAUNCHERS[name](draft, name, rest[1:])
-        elif name in ("bash", "sh") and rest[1:2] and rest[1].text in ("-c", "-lc", "-ec") and rest[2:]:
-            nested = [one for one in read(rest[2].text).commands if one.words]
-            draft.given_variables |= {key: value for one in nested for key, value in one.variables.items()}
-            rest = nested[-1].words if nested else []
+        elif name in ("bash", "sh") and (text := _text_of_shell(rest[1:])) is not None:
+            rest = _in_shell(draft, text)
         elif _PYTHON.match(name):
             rest, module = _after_python(rest[1:])
             continue
@@ -517,6 +581,90 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             return (f".{word.text}" if module else word.text), rest[1:]
         module = False
     return "", []
+
+
+def _text_of_shell(words: Sequence[Word]) -> str | None:
+    """Return the text that bash -c runs; None if it runs a file."""
+    at = 0
+    while at < len(words) and words[at].text[:1] in ("-", "+"):
+        letters = words[at].text[1:]
+        if not letters.startswith("-") and "c" in letters:
+            return words[at + 1].text if words[at + 1 :] else None
+        at += 2 if letters.endswith(("o", "O")) else 1
+    return None
+
+
+def _in_shell(draft: Draft, text: str) -> list[Word]:
+    """Return the words of the command that trains in the text of a shell; what stands before it goes into the draft."""
+    script = read(text, {name: value for name, value in draft.given_variables.items() if not value.live})
+    found = [*started(script, draft.given_variables)]
+    known = [one for one in found if program_of(*peeled(Draft(), one.found.words))[0] is not None]
+    scripts = [one for one in found if any(word.text.endswith(".py") for word in one.found.words)]
+    if not found:
+        return []
+    chosen = (known or scripts or found)[-1]
+    say_before(draft, [one.found for one in found[: found.index(chosen)]])
+    draft.given_variables = chosen.variables
+    say_values(draft, script, chosen.found)
+    return chosen.found.words
+
+
+class Started(NamedTuple):
+    """A command of a shell text."""
+
+    found: Simple
+    variables: dict[str, Word]
+    """Those that it is started with."""
+
+
+def started(script: Script, given: Mapping[str, Word] | None = None) -> Iterator[Started]:
+    """Yield the commands of a text, with the variables that were given to it or exported before."""
+    exported = dict(given or {})
+    for found in script.commands:
+        exported |= _exported(found, script)
+        if found.words and found.name != "export":
+            yield Started(found, {**exported, **found.variables})
+
+
+def _exported(found: Simple, script: Script) -> dict[str, Word]:
+    """Return the variables that a command exports, as NAME=VALUE or by the name of one that the text sets."""
+    if found.name not in ("export", "declare", "typeset"):
+        return {}
+    pairs = (word.cut("=") or (word, script.values.get(word.text)) for word in found.words[1:])
+    return {name.text: value for name, value in pairs if value is not None}
+
+
+_SETUP = ("source", ".", "conda", "module", "cd", "ulimit", "micromamba")
+"""Commands that change the shell which runs the script."""
+
+
+def say_before(draft: Draft, before: Sequence[Simple]) -> None:
+    """Say what became of the commands that stand before the one that trains."""
+    for found in before:
+        text = " ".join(word.text for word in found.words)
+        if found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
+            draft.say(text, "no effect", "it sets paths of oneCCL and Intel MPI, which whet does not use")
+        elif draft.cluster_name and found.name in ("source", "."):
+            draft.say(text, "refused", "pods run whet alone: name the variables that it sets in --env NAME=VALUE")
+        elif draft.cluster_name:
+            draft.say(text, "done", "whet's image has what a run needs")
+        elif found.name in _SETUP:
+            draft.say(text, "kept", "run it before, as now")
+
+
+def say_values(draft: Draft, script: Script, found: Simple) -> None:
+    """Say what became of variables that the text sets for itself."""
+    for name in sorted(found.unsure & draft.given_variables.keys()):
+        value = draft.given_variables.pop(name)
+        why = "a branch of the text sets it: set the value that counts before the command"
+        draft.say(f"{name}={value.text}", "refused", why)
+    for name, value in script.values.items():
+        if name in script.used and not (name in draft.given_variables and variables.is_read(name)):
+            draft.given_variables.pop(name, None)
+            draft.say(f"{name}={value.text}", "translated", "its value, where it is used")
+        elif name not in {*draft.given_variables, *found.exported, *script.needed}:
+            hint = ": export it if a library is to read it" if variables.is_read(name) else ""
+            draft.say(f"{name}={value.text}", "no effect", f"it is not exported, and nothing reads it{hint}")
 
 
 def _after_env(draft: Draft, words: list[Word]) -> list[Word]:
@@ -546,8 +694,10 @@ def _after_prefix(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if name == "taskset":
         at += 1  # the list of CPUs, or the mask
     text = " ".join(word.text for word in words[:at])
-    if name in ("numactl", "taskset") and draft.ranks.launched:
+    if name in ("numactl", "taskset") and (draft.ranks.launched or draft.cluster_name):
         draft.say(text, "done", _BOUND)
+    elif draft.cluster_name:
+        draft.say(text, "no effect", "pods start whet themselves")
     elif name not in _DROPPED:
         draft.prefix += words[:at]
         why = "whet uses the cores that it may" if name in ("numactl", "taskset") else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 from whet.config import secrets
-from whet.config.aliases import ALIASES, Alias, is_off
+from whet.config.aliases import ALIASES, Alias, is_off, kind_of
 from whet.config.settings import Names, take
 from whet.config.values import is_many, is_switch, read_flag
 from whet.errors import MASK
@@ -58,7 +58,7 @@ def _only(off: tuple[str, ...], why: str, instead: str) -> Act:
     """Return what accepts the values that change nothing here, and refuses others."""
 
     def act(draft: Draft, flag: Flag, _: Flags) -> None:
-        if flag.value.text.lower() in off:
+        if all(value.text.lower() in off for value in flag.values or [flag.value]):
             draft.say(flag.text, "no effect", why)
         else:
             draft.say(flag.text, "refused", instead)
@@ -335,7 +335,9 @@ _TRL: Mapping[str, Act] = {
     ),
     "shuffle_dataset": _says("done", "rows come in random order: train_sampling_strategy"),
     "truncation_mode": _only(
-        ("keep_start",), "what is too long is cut at the end", "whet cuts at the end: shorten the texts"
+        ("keep_start",),
+        "conversations and completions that are too long are cut at the end; a plain text becomes several rows",
+        "whet cuts at the end: shorten the texts",
     ),
     "dataset_kwargs": _only(("none", "null", "{}"), "nothing is asked for", "leave it out; whet lm tokenizes all data"),
     "model_init_kwargs": _only(
@@ -416,6 +418,10 @@ def _complete_sft(draft: Draft, given: Flags) -> None:
     if not {"completion_only_loss", "assistant_only_loss"} & draft.options.keys():
         why = "of conversations, whet learns the assistant's turns: --assistant_only_loss false learns all, as TRL does"
         draft.say("(default of TRL: all turns of messages)", "no effect", why)
+    if draft.value("packing") != "true":
+        why = "whet makes several rows of a longer plain text, and learns all of it: shorten the texts to learn their "
+        why += "beginnings alone; conversations and completions are cut, as by TRL"
+        draft.say("(default of TRL: texts end at max_length)", "no effect", why)
 
 
 def _complete_dpo(draft: Draft, given: Flags) -> None:
@@ -429,7 +435,7 @@ _SFT_PROGRAM = Program(name="trl sft", task="lm", acts=_SFT, complete=_complete_
 _DPO_PROGRAM = Program(name="trl dpo", task="lm", acts=_DPO, complete=_complete_dpo)
 _OF_TRL = {"sft": _SFT_PROGRAM, "dpo": _DPO_PROGRAM}
 _KEEP = "change the import to whet.Trainer in it (docs/trainer.md)"
-_NOT_TAKEN = {
+NOT_TAKEN = {
     "run_mlm.py": "whet has no command for masked language models",
     "run_plm.py": "whet has no command for permutation language models",
     "run_fim.py": "whet has no command for filling in the middle",
@@ -466,7 +472,7 @@ def own_program(task: str, script: str) -> Program:
 def why_not(script: str) -> str:
     """Return what to do with a script that whet does not know."""
     name = script.rsplit("/", 1)[-1]
-    known = _NOT_TAKEN.get(name)
+    known = NOT_TAKEN.get(name)
     if known:
         return known if name == "run_xnli.py" else f"{known}: {_KEEP}"
     if name in ("bash", "sh"):
@@ -519,10 +525,15 @@ def _is_flag(word: Word) -> bool:
 def translate(draft: Draft, program: Program, given: Flags, names: Names) -> None:
     """Write the options of a program into the draft; `names` are those of whet's command."""
     draft.task, draft.program = program.task, program.name
-    for flag in given.values():
+    for one in given.values():
+        plain = None if one.values or one.name in program.acts else switched_off(one.name, names)
+        flag = one if plain is None else Flag(plain, one.text, [Word.of("false")])
         act = program.acts.get(flag.name)
-        if flag.name == "token":
+        is_known = act is not None or flag.name in {*names.aliases, *accelerate.FLAGS}
+        if flag.name == "token" or (flag.name in names.options and names.options[flag.name].secret):
             _token(draft, flag)
+        elif is_known and len(flag.values) > 1 and flag.name not in _SEVERAL:
+            draft.say(flag.text, "refused", f"{program.name} takes one value of it: give that one")
         elif act is not None:
             act(draft, flag, given)
         elif flag.name in names.options:
@@ -538,8 +549,23 @@ def translate(draft: Draft, program: Program, given: Flags, names: Names) -> Non
     program.complete(draft, given)
 
 
+_SEVERAL = ("labels", "loss_type", "loss_weights", "lora_modules_to_save", "lora_target_modules",
+            "lora_target_parameters")  # fmt: skip
+"""Options of the tables above that take several values."""
+
+
+def switched_off(name: str, names: Names) -> str | None:
+    """Return the switch that `--no_NAME` of transformers' parser of arguments turns off; None for another name."""
+    plain = name.removeprefix("no_")
+    if plain == name or names.kind(name) is not None or name in names.refused:
+        return None
+    kind = kind_of(names.refused[plain].off) if plain in names.refused else names.kind(plain)
+    return plain if is_switch(kind) else None
+
+
 def _token(draft: Draft, flag: Flag) -> None:
-    draft.say(f"--token {MASK}", "translated", "other users can read a command: set it in the environment", "HF_TOKEN")
+    why = "other users can read a command: set it in the environment"
+    draft.say(f"--{flag.name} {MASK}", "translated", why, "HF_TOKEN")
 
 
 def _keep(draft: Draft, flag: Flag, names: Names) -> None:
@@ -562,8 +588,11 @@ def _keep(draft: Draft, flag: Flag, names: Names) -> None:
             values = [Word.of(str(read_flag(texts[0], kind)).lower())]
     if len(values) > 1 and _has_choices(kind):
         values = [Word.of(",".join(value.text for value in values))]
-    draft.put(flag.name, *values)
-    draft.say(flag.text, "kept", _NOTES.get(flag.name, ""))
+    becomes = draft.put(flag.name, *values)
+    if flag.text.lstrip("-").startswith(("no_", "no-")):
+        draft.say(flag.text, "translated", _NOTES.get(flag.name, ""), becomes)
+    else:
+        draft.say(flag.text, "kept", _NOTES.get(flag.name, ""))
 
 
 _NOTES = {
