@@ -448,6 +448,14 @@ def test_optimizers_train_and_resume(optim: str, tmp_path: Path) -> None:
     assert {group["weight_decay"] for group in groups} == {0.0}
 
 
+@pytest.mark.parametrize(("optim", "instead"), [("adamw_whet", "torch_fused"), ("adamw_whet_8bit", "bnb_8bit")])
+def test_an_optimizer_of_native_operators_refuses_other_weights(optim: str, instead: str, tmp_path: Path) -> None:
+    """As the commands do: of a format that they do not take, or on a GPU."""
+    trainer = whet.Trainer(classifier().double(), arguments(tmp_path, optim=optim), pad, rows())
+    with pytest.raises(ConfigError, match=rf"(?s){optim} cannot update these parameters.*--optim adamw_{instead}"):
+        trainer.train()
+
+
 def test_trainer_may_stand_in_transformers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that says transformers.Trainer gets whet's once it is put there."""
     monkeypatch.setattr(transformers, "Trainer", whet.Trainer)
