@@ -390,8 +390,15 @@ _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
 def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
 
-    ConfigError if its code does not run under autocast.
+    ConfigError if its code does not run under autocast. A GPU gets no ids that the host knows to be wrong: its kernels
+    would end the process, and name none.
     """
+    ids = inputs.get("input_ids")
+    if isinstance(ids, Tensor) and ids.device.type == "cuda":
+        from whet.models.bad_batch import outside_of_tables
+
+        if (odd := outside_of_tables(model, inputs)) is not None:
+            raise odd
     try:
         yield
     except _FAILURES as error:
