@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,8 @@ from whet.errors import ConfigError
 from whet.kernels import gpu_attention, packed_attention
 from whet.log import logger
 from whet.methods import capture
-from whet.models import captured
+from whet.models import captured, packed
+from whet.models.families import deberta
 
 
 class Recording(TorchDispatchMode):
@@ -467,3 +469,18 @@ def test_a_training_of_the_engine_has_the_curve_without_graphs(tmp_path: Path, t
         curves.append(losses(trainer))
     assert Recording.replays > 4
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)  # float32, in another order of its sums, over twelve steps
+
+
+def test_graphs_keep_the_tables_that_they_read() -> None:
+    """A cache holds the table of a length; evaluations of other lengths push it out, and its memory is used again."""
+    found = model("deberta-v2")
+    encoder = found.deberta.encoder
+    steps(found, BATCHES[:2])
+    buckets, most = getattr(encoder, "position_buckets", -1), encoder.max_relative_positions
+    device = encoder.rel_embeddings.weight.device
+    reach = 127  # of rows of up to 128 tokens
+    table = weakref.ref(deberta._places_on(buckets, most, reach, device)[2])
+    for other in range(300):
+        deberta._places_on(buckets, most, 1000 + other, device)
+    kept = [tables for passes in packed.graphs_in(found) for one in passes._passes.values() for tables in one.tables]
+    assert any(table() is tensor for _, _, tensor in kept)

@@ -28,6 +28,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, StaticPosition
 from whet.kernels.dropout import generator_of, pass_seed, seeded
+from whet.kernels.operator import keeping_tables
 from whet.log import logger
 from whet.models import record
 from whet.models.fused.limits import NO_EFFECT
@@ -205,6 +206,8 @@ class _Pass:
     kind: type
     """The class of the encoder's output."""
     pooled: bool
+    tables: list[Any]
+    """What its kernels read that others keep only for a while."""
 
     def masks_of(self, given: BatchPosition) -> AbstractContextManager[None]:
         """Set the keys of all masks of the pass; return the context in which the graph draws those of the device."""
@@ -398,7 +401,8 @@ class Passes:
         # The weights stand in for themselves as new leaves: autograd would otherwise wait for the stream in which an
         # earlier pass has used them, which a graph must not.
         leaves = {name: one.detach().requires_grad_() for name, one in trained.items()}
-        with _reparametrize_module(encoder, leaves, tie_weights=True):
+        tables: list[Any] = []
+        with _reparametrize_module(encoder, leaves, tie_weights=True), keeping_tables(tables):
             with _on_the_side(given.slots.device):  # kernels are loaded and chosen here, not while a graph records
                 states = run().last_hidden_state
                 zeros = torch.zeros_like(states)
@@ -422,7 +426,7 @@ class Passes:
                 torch._foreach_copy_(kept, torch.autograd.grad(states, inside, zeros))  # pyright: ignore
 
             backward_graph.capture(back)
-        return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled)
+        return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled, tables)
 
     def _keep_gradients(self, used: list[nn.Parameter]) -> None:
         if self._gradients:

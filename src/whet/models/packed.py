@@ -200,6 +200,12 @@ class PackedModel:
             encoder.__dict__.pop("forward", None)
 
 
+def graphs_in(model: nn.Module) -> list[Any]:
+    """Return the graphs of all encoders in the model (`models/captured.py`)."""
+    found = (record.read(module, GRAPHS) for module in model.modules())
+    return [graphs for graphs in found if graphs is not None]
+
+
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
     """Return the refusal of what a model made of a packed batch (1, n_tokens), if its shape is another."""
     return ConfigError(
