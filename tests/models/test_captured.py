@@ -484,3 +484,17 @@ def test_graphs_keep_the_tables_that_they_read() -> None:
         deberta._places_on(buckets, most, 1000 + other, device)
     kept = [tables for passes in packed.graphs_in(found) for one in passes._passes.values() for tables in one.tables]
     assert any(table() is tensor for _, _, tensor in kept)
+
+
+def test_experts_run_launch_by_launch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their router's balance is that of the batch's tokens, and which experts compute is read in each pass."""
+    curves = []
+    for graphs in (True, False):
+        made = whet.upcycle(tiny_model("bert"), whet.ExpertSettings(experts=4, every=1, aux_loss_coef=0.1))
+        args = arguments(tmp_path / str(graphs), per_device_train_batch_size=4, max_steps=4, cuda_graphs=graphs)
+        trainer = engine.Trainer(model=made, args=args, train_dataset=tiny_rows(24, lengths=(20, 20)))
+        trainer.train()
+        curves.append(losses(trainer))
+    assert Recording.made == 0
+    assert curves[0] == curves[1]
+    assert "CUDA graphs" not in caplog.text

@@ -31,6 +31,7 @@ from whet.kernels.dropout import generator_of, pass_seed, seeded
 from whet.kernels.operator import keeping_tables
 from whet.log import logger
 from whet.models import record
+from whet.models.experts.layer import has_experts
 from whet.models.fused.limits import NO_EFFECT
 from whet.models.packed import PackedModel
 from whet.models.standard import is_harmless
@@ -630,6 +631,8 @@ def _of_tensor(one: Tensor) -> tuple[object, ...]:
 
 def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
     """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used."""
+    if has_experts(encoder):
+        return None  # the program reads which experts tokens use, and the loss reads the routes of the batch's tokens
     found: list[object] = []
     is_trained, left = False, [encoder]
     while left:
