@@ -255,16 +255,29 @@ def test_weights_that_a_function_gives_have_gradients() -> None:
     assert len(results[0]) > 10
 
 
-def test_a_second_backward_pass_is_refused() -> None:
-    found = model()
-    steps(found, BATCHES[:2])
-    loss = loss_of(found, BATCHES[0])
-    loss.backward(retain_graph=True)
-    with pytest.raises(ConfigError, match="cuda_graphs=False"):  # a graph's backward pass overwrites what it has read
-        loss.backward(retain_graph=True)
-    loss_of(found, BATCHES[0]).backward()
-    with pytest.raises(ConfigError, match="cuda_graphs=False"):
-        loss.backward()
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_several_backward_passes_of_one_forward_pass(dropout: float) -> None:
+    """As of two losses; what a graph's backward pass has overwritten is computed again, with the same masks."""
+    found, wanted = model(dropout=dropout), model(dropout=dropout, graphs=False)
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        out = one(**BATCHES[0])
+        out.start_logits.square().mean().backward(retain_graph=True)
+        loss_of(one, BATCHES[1]).backward()  # while the first pass is kept
+        out.end_logits.sin().mean().backward(retain_graph=True)
+        (out.end_logits.square() * out.start_logits).mean().backward()
+    assert Recording.replays == 2 + 1 + 1 + 2 * 2, "a step, the pass, its backward pass, and two that compute it again"
+    assert_equal([one.grad for one in found.parameters()], [one.grad for one in wanted.parameters()])
+
+
+def test_a_backward_pass_whose_activations_are_gone_is_refused() -> None:
+    found, given = model(), batch(21, 21, 21)
+    steps(found, [given, given])
+    states = found.bert(**given).last_hidden_state  # of which torch saves nothing for the backward pass of a sum
+    states.sum().backward()
+    loss_of(found, given).backward()
+    with pytest.raises(ConfigError, match=r"cuda_graphs=False.*WHET_RUN=off"):
+        states.sum().backward()
 
 
 def test_weights_that_change_before_the_backward_pass_are_refused() -> None:
@@ -498,3 +511,65 @@ def test_experts_run_launch_by_launch(tmp_path: Path, caplog: pytest.LogCaptureF
     assert Recording.made == 0
     assert curves[0] == curves[1]
     assert "CUDA graphs" not in caplog.text
+
+
+def test_a_pass_that_does_not_fit_next_to_graphs_runs_without_them() -> None:
+    """On a GPU the graphs' memory is that of their largest batch, and stays theirs between steps."""
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def needs_room(x: Tensor) -> Tensor:
+        if x.shape[1] > 100 and any(passes._passes for passes in packed.graphs_in(made)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return inner(x)
+
+    dense.forward = needs_room
+    found = whet.optimize(made).train()
+    order = [0, 1, 3, 0, 1, 1]
+    wanted = steps(model(graphs=False), [BATCHES[number] for number in order])
+    assert_equal(steps(found, [BATCHES[number] for number in order]), wanted)
+    (passes,) = packed.graphs_in(found)
+    assert Recording.made == 4, "the small size has graphs before and after"
+    assert passes.why_not is None
+
+
+def test_memory_that_runs_out_again_and_again_ends_the_use_of_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def needs_room(x: Tensor) -> Tensor:
+        if x.shape[1] > 100 and any(passes._passes for passes in packed.graphs_in(made)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return inner(x)
+
+    dense.forward = needs_room
+    found = whet.optimize(made).train()
+    batches = [given for n_rows in (3, 4, 5, 3) for given in (*BATCHES[:2], batch(*[60] * n_rows))]
+    assert_equal(steps(found, batches), steps(model(graphs=False), batches))
+    assert "CUDA graphs: off" in caplog.text
+    assert "memory does not suffice" in caplog.text
+    assert Recording.made == 2 * 3
+
+
+def test_graphs_of_other_models_are_recorded_again_after_a_failed_recording() -> None:
+    """On a GPU it leaves the device another generator, and theirs would draw from the one before."""
+    first, wanted = model(dropout=0.2), model(dropout=0.2, graphs=False)
+    steps(first, BATCHES[:2])
+    steps(wanted, BATCHES[:2])
+    assert Recording.made == 2
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def fails(x: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return inner(x)
+
+    dense.forward = fails
+    steps(whet.optimize(made).train(), BATCHES[:2])
+    Recording.made = 0
+    assert_equal(steps(first, BATCHES), steps(wanted, BATCHES))
+    assert Recording.made == 4
