@@ -6,8 +6,11 @@ recorded. On a GPU the same is shown with real graphs, in tests/gpu.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +34,9 @@ from whet.log import logger
 from whet.methods import capture
 from whet.models import captured, packed
 from whet.models.families import deberta
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "precision"))
+from timed_runs import clock_of
 
 
 class Recording(TorchDispatchMode):
@@ -573,3 +579,53 @@ def test_graphs_of_other_models_are_recorded_again_after_a_failed_recording() ->
     Recording.made = 0
     assert_equal(steps(first, BATCHES), steps(wanted, BATCHES))
     assert Recording.made == 4
+
+
+@pytest.mark.parametrize("settings", [{"auto_find_batch_size": True}, {"precision": "auto"}])
+def test_trials_before_the_first_step_leave_the_graphs_on(
+    tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their passes have stand-ins for the weights, which are gone with them."""
+    curves = []
+    for graphs in (True, False):
+        size = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256}  # worth a measurement
+        made = tiny_model("bert", **(size if "precision" in settings else {}))
+        usual = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 3}
+        args = arguments(tmp_path / str(graphs), **(usual | settings | {"cuda_graphs": graphs}))
+        trainer = engine.Trainer(model=made, args=args, train_dataset=tiny_rows(24, lengths=(30, 30)))
+        trainer.precision.clock = clock_of(1.0, 1.0)
+        before = Recording.replays
+        trainer.train()
+        curves.append(losses(trainer))
+        if graphs:
+            assert Recording.replays >= before + 2 * 5, "of six micro-batches the first runs launch by launch"
+            (passes,) = packed.graphs_in(made)
+            weights = {id(one) for one in made.parameters()}
+            assert passes._gradients
+            assert all(id(weight) in weights for weight, _ in passes._gradients)
+    assert "CUDA graphs: off" not in caplog.text
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_passes_without_graphs_for_a_while_have_their_masks() -> None:
+    found, wanted = model(dropout=0.2), model(dropout=0.2)
+    results = []
+    for one in (found, wanted):
+        result = steps(one, BATCHES[:2])
+        before = Recording.replays
+        with packed.without_graphs(one) if one is found else contextlib.nullcontext():
+            result += steps(one, BATCHES[:2])
+        assert Recording.replays == before + (0 if one is found else 4)
+        results.append(result + steps(one, BATCHES[:2]))
+    assert_equal(*results)
+
+
+def test_a_profiled_step_shows_its_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = arguments(tmp_path, per_device_train_batch_size=4, max_steps=12, profile=True)
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(24, lengths=(30, 30)))
+    trainer.train()
+    assert Recording.replays == 2 * 6, "of the seven steps before the five profiled ones, the first is launched"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('{"profile"')]
+    seen = json.loads(line)["profile"]
+    assert seen["cuda_graphs"] == "paused"
+    assert all(seen["groups"][name]["ms"] > 0 for name in ("attention", "matrix_products", "norms"))

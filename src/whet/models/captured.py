@@ -266,6 +266,8 @@ class Passes:
     """Passes since the encoder changed."""
     _wasted: int = 0
     """How often graphs were forgotten too early, in a row."""
+    _n_pauses: int = 0
+    """Blocks that run, in which all passes are launch by launch."""
     _at_work: Any = field(default_factory=RLock)
 
     def __deepcopy__(self, memo: object) -> Passes:
@@ -351,7 +353,20 @@ class Passes:
     @property
     def _records(self) -> bool:
         """Whether passes may be recorded and replayed now."""
-        return _is_of_a_training()
+        return not self._n_pauses and _is_of_a_training()
+
+    def pause(self) -> None:
+        """Launch all passes kernel by kernel, with the masks that graphs have, until as many calls of `resume`."""
+        self._n_pauses += 1
+
+    def resume(self) -> None:
+        """End what `pause` has begun."""
+        self._n_pauses -= 1
+
+    def begin_again(self) -> None:
+        """Forget the graphs, and that weights which stood in for the encoder's own were among its changes."""
+        self._forget()
+        self._state, self._seen_in, self._wasted = (), None, 0
 
     def _forget_early(self, why: str) -> None:
         """Forget all graphs; give up if they have been made in vain several times in a row, for this reason."""

@@ -206,6 +206,19 @@ def graphs_in(model: nn.Module) -> list[Any]:
     return [graphs for graphs in found if graphs is not None]
 
 
+@contextmanager
+def without_graphs(model: nn.Module) -> Iterator[bool]:
+    """Run the block with all passes of the model launch by launch, with the same masks; yield whether it has graphs."""
+    found = graphs_in(model)
+    for graphs in found:
+        graphs.pause()
+    try:
+        yield bool(found)
+    finally:
+        for graphs in found:
+            graphs.resume()
+
+
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
     """Return the refusal of what a model made of a packed batch (1, n_tokens), if its shape is another."""
     return ConfigError(

@@ -22,6 +22,7 @@ from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
+from whet.models.packed import graphs_in
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
@@ -289,7 +290,10 @@ def _synchronize(device: torch.device) -> None:
 
 @contextmanager
 def preserving_state(model: nn.Module) -> Iterator[None]:
-    """Run the block with the model in training mode; restore modes and random number generators after it."""
+    """Run the block with the model in training mode; restore modes and random number generators after it.
+
+    CUDA graphs that it made go, since they belong to stand-ins for the weights.
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         with generators_kept():
@@ -298,3 +302,5 @@ def preserving_state(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        for graphs in graphs_in(model):
+            graphs.begin_again()
