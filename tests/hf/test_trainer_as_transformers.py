@@ -622,6 +622,25 @@ def test_precision_auto_tries_the_loss_of_the_training(
     assert any(said in text for text in caplog.messages)
 
 
+@pytest.mark.parametrize(("name", "why"), [("small", "too small"), ("own", "none that whet"), ("stream", "a stream")])
+def test_precision_auto_says_why_it_measures_nothing(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(rows())
+
+    if name != "small":
+        monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    own: dict[str, Any] = {"label_names": ["gold", "weight"]} if name == "own" else {}
+    args = arguments(tmp_path, precision="auto", max_steps=1, save_strategy="no", use_cpu=True, **own)
+    data: Any = {"small": rows(), "own": odd_rows(), "stream": Stream()}[name]
+    trainer = whet.Trainer(Odd(), args, None, data) if name == "own" else whet.Trainer(classifier(), args, pad, data)
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train()
+    assert any(text.startswith("precision auto: fp32; ") and why in text for text in caplog.messages)
+
+
 def test_precision_auto_leaves_no_trace_of_soft_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
     seen: list[Any] = []
