@@ -38,14 +38,19 @@ _COPIES: Any = WeakTensorKeyDictionary()
 
 def on_host(tensor: Tensor) -> Tensor:
     """Return the values of a tensor on the CPU; a copy that is known is not read back. Nobody may write into it."""
-    if tensor.device.type in ("cpu", "meta"):
-        return tensor
-    found: _Copy | None = _COPIES.get(tensor)
-    if found is not None and found.is_of(tensor):
-        return found.values
+    if (known := at_hand(tensor)) is not None:
+        return known
     values = tensor.detach().cpu()
     _keep(tensor, values)
     return values
+
+
+def at_hand(tensor: Tensor) -> Tensor | None:
+    """Return the values of a tensor on the CPU, as `on_host` does; None if they would have to be read back."""
+    if tensor.device.type in ("cpu", "meta"):
+        return tensor
+    found: _Copy | None = _COPIES.get(tensor)
+    return found.values if found is not None and found.is_of(tensor) else None
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
@@ -53,6 +58,14 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return _pinned(values).to(device, non_blocking=True)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device; the host knows whole numbers. Nobody may write into it afterwards."""
+    found = values.to(device, non_blocking=True)
+    if found is not values and _is_small(values):
+        _keep(found, values)
+    return found
 
 
 def sent_batch(batch: Any, device: torch.device) -> Any:

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationMixin
 
 import engine
 import whet
-from tiny import arguments, losses, tiny_model, tiny_rows
+from saved_decoder import save_decoder
+from tiny import Pad, arguments, losses, tiny_model, tiny_rows
+from tiny_decoders import tiny_decoder, token_rows
+from tiny_decoders import trainer_of as decoder_trainer
+from whet.cli.main import run
+from whet.errors import ConfigError, DataError
 from whet.kernels import gpu_attention
 from whet.log import logger
 
@@ -66,6 +72,78 @@ def test_activations_wait_for_backward_on_the_host(tmp_path: Path) -> None:
     found, offloaded = trained(activation_offload=True)
     assert found == pytest.approx(usual, rel=TOLERANCE)
     assert offloaded < most
+
+
+def test_activations_of_a_decoder_wait_on_the_host_too(tmp_path: Path) -> None:
+    """Its loss of next tokens does not call the complete model."""
+
+    def trained(**changes: Any) -> tuple[list[float], int]:
+        usual: dict[str, Any] = {"use_cpu": False, "bf16": True, "max_steps": 3, "cuda_graphs": False}
+        rows = token_rows(24, lengths=(200, 250))
+        sizes = {"per_device_train_batch_size": 24, "gradient_accumulation_steps": 1}
+        model = tiny_decoder("llama", max_position_embeddings=256)
+        trainer = decoder_trainer(tmp_path, model, rows, **usual, **sizes, **changes)
+        torch.cuda.reset_peak_memory_stats()
+        trainer.train()
+        return losses(trainer), torch.cuda.max_memory_allocated()
+
+    usual, most = trained()
+    found, offloaded = trained(activation_offload=True)
+    assert found == pytest.approx(usual, rel=TOLERANCE)
+    assert offloaded < most
+
+
+@pytest.mark.parametrize(("token", "said"), [(500, "input_ids 500"), (-5, "input_ids -5")])
+@pytest.mark.parametrize("by", ["engine", "whet.Trainer"])
+def test_a_token_outside_of_the_vocabulary_is_named(tmp_path: Path, by: str, token: int, said: str) -> None:
+    """And the process stays usable: no kernel has read it."""
+    rows = tiny_rows(8)
+    rows[3]["input_ids"][2] = token
+    if by == "engine":
+        args = arguments(tmp_path, use_cpu=False, max_steps=2)
+        trainer: Any = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=rows)
+    else:
+        own = whet.TrainingArguments(str(tmp_path), max_steps=2, report_to="none", per_device_train_batch_size=8)
+        given = [dict(row, attention_mask=[1] * len(row["input_ids"])) for row in rows]
+        trainer = whet.Trainer(model=tiny_model("bert"), args=own, train_dataset=given, data_collator=Pad())
+    with pytest.raises(DataError, match=said):
+        trainer.train()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit"])
+def test_optimizers_for_cpus_are_refused(tmp_path: Path, optim: str) -> None:
+    args = whet.TrainingArguments(str(tmp_path), max_steps=2, report_to="none", optim=optim)
+    rows = [dict(row, attention_mask=[1] * len(row["input_ids"])) for row in tiny_rows(8)]
+    trainer = whet.Trainer(model=tiny_model("bert"), args=args, train_dataset=rows, data_collator=Pad())
+    with pytest.raises(ConfigError, match=f"{optim} cannot update these parameters"):
+        trainer.train()
+
+
+def test_precision_auto_measures_in_whet_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = whet.TrainingArguments(str(tmp_path), max_steps=2, report_to="none", precision="auto")
+    rows = [dict(row, attention_mask=[1] * len(row["input_ids"])) for row in tiny_rows(16)]
+    made = tiny_model("bert", hidden_size=256, num_hidden_layers=4, intermediate_size=512)
+    trainer = whet.Trainer(model=made, args=args, train_dataset=rows, data_collator=Pad())
+    with caplog.at_level(logging.INFO, logger.name):
+        trainer.train()
+    has_bf16 = torch.cuda.get_device_capability()[0] >= 8
+    said = "times the speed of fp32" if has_bf16 else "this GPU has no bf16"
+    assert any(said in text for text in caplog.messages)
+
+
+def test_generate_runs_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_decoder(tmp_path / "model")
+    seen: list[str] = []
+    inner = GenerationMixin.generate
+
+    def generate(self: Any, *args: Any, **options: Any) -> Any:
+        seen.extend((self.device.type, options["input_ids"].device.type))
+        return inner(self, *args, **options)
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    assert run(["generate", str(tmp_path / "model"), "--prompt", "a", "--max_new_tokens", "3"]) == 0
+    assert seen == ["cuda", "cuda"]
 
 
 def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> None:

@@ -450,6 +450,14 @@ def test_optimizers_train_and_resume(optim: str, tmp_path: Path) -> None:
     assert {group["weight_decay"] for group in groups} == {0.0}
 
 
+@pytest.mark.parametrize(("optim", "instead"), [("adamw_whet", "torch_fused"), ("adamw_whet_8bit", "bnb_8bit")])
+def test_an_optimizer_of_native_operators_refuses_other_weights(optim: str, instead: str, tmp_path: Path) -> None:
+    """As the commands do: of a format that they do not take, or on a GPU."""
+    trainer = whet.Trainer(classifier().double(), arguments(tmp_path, optim=optim), pad, rows())
+    with pytest.raises(ConfigError, match=rf"(?s){optim} cannot update these parameters.*--optim adamw_{instead}"):
+        trainer.train()
+
+
 def test_trainer_may_stand_in_transformers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that says transformers.Trainer gets whet's once it is put there."""
     monkeypatch.setattr(transformers, "Trainer", whet.Trainer)
@@ -614,6 +622,25 @@ def test_precision_auto_tries_the_loss_of_the_training(
     assert trainer.state.global_step == 2
     said = "times the speed of fp32" if weighs == "nothing" else "a batch could not be tried: AttributeError"
     assert any(said in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize(("name", "why"), [("small", "too small"), ("own", "none that whet"), ("stream", "a stream")])
+def test_precision_auto_says_why_it_measures_nothing(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(rows())
+
+    if name != "small":
+        monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    own: dict[str, Any] = {"label_names": ["gold", "weight"]} if name == "own" else {}
+    args = arguments(tmp_path, precision="auto", max_steps=1, save_strategy="no", use_cpu=True, **own)
+    data: Any = {"small": rows(), "own": odd_rows(), "stream": Stream()}[name]
+    trainer = whet.Trainer(Odd(), args, None, data) if name == "own" else whet.Trainer(classifier(), args, pad, data)
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train()
+    assert any(text.startswith("precision auto: fp32; ") and why in text for text in caplog.messages)
 
 
 def test_precision_auto_leaves_no_trace_of_soft_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

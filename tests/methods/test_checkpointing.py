@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 import engine
+import tiny_decoders
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
+from tiny_decoders import tiny_decoder, token_rows
 from usage import counts_memory, in_use_bytes
 from whet.config.methods import MethodSettings
 from whet.kernels import recompute
 from whet.kernels.library import library
-from whet.methods import checkpoint_blocks, fuse, order
+from whet.methods import checkpoint_blocks, fuse, offload, order
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import PaddedSpans
@@ -212,3 +214,46 @@ def test_offload_is_refused_on_a_cpu(tmp_path: Path) -> None:
         with pytest.raises(whet.ConfigError, match="on a CPU they are there already"):
             engine.Trainer(model=model, args=args)
     order.restore(model)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_offload_sees_what_a_pass_keeps_however_the_model_is_called(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Next tokens are trained without a call of the complete model. On a GPU what is kept moves; here it is counted."""
+    if family == "llama":
+        trainer = tiny_decoders.trainer_of(tmp_path, tiny_decoder(family), token_rows(8), max_steps=1)
+    else:
+        trainer = engine.Trainer(tiny_model(family), arguments(tmp_path, max_steps=1), train_dataset=tiny_rows(8))
+    kept: list[torch.Size] = []
+
+    def count(weights: Any, tensor: torch.Tensor) -> Any:
+        kept.append(tensor.size())
+        return tensor.device, tensor
+
+    monkeypatch.setattr(offload, "_to_host", count)
+    view = ModelView(trainer.model)
+    offload.put(view)
+    trainer.train()
+    assert sum(len(size) > 1 for size in kept) > 10
+    n_kept = len(kept)
+    offload.restore(view)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
+    trainer.model.zero_grad()
+    batch = trainer.objective.batch(trainer.prepared.train_dataset, range(2), 0)
+    trainer.objective.forward(batch, seed=0, step=0)
+    assert len(kept) == n_kept
+
+
+def test_offload_ends_with_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("bert").train()
+    offload.put(ModelView(model))
+    kept: list[Any] = []
+    monkeypatch.setattr(offload, "_to_host", lambda weights, tensor: kept.append(0) or (tensor.device, tensor))
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            model(input_ids=torch.tensor([[5, 10**6]]))
+    (torch.ones(3, requires_grad=True) ** 2).sum().backward()
+    n_kept = len(kept)
+    (torch.ones(3, requires_grad=True) ** 2).sum().backward()
+    assert len(kept) == n_kept

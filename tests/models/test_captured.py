@@ -6,8 +6,12 @@ recorded. On a GPU the same is shown with real graphs, in tests/gpu.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import logging
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +32,11 @@ from whet.errors import ConfigError
 from whet.kernels import gpu_attention, packed_attention
 from whet.log import logger
 from whet.methods import capture
-from whet.models import captured
+from whet.models import captured, packed
+from whet.models.families import deberta
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "precision"))
+from timed_runs import clock_of
 
 
 class Recording(TorchDispatchMode):
@@ -253,16 +261,29 @@ def test_weights_that_a_function_gives_have_gradients() -> None:
     assert len(results[0]) > 10
 
 
-def test_a_second_backward_pass_is_refused() -> None:
-    found = model()
-    steps(found, BATCHES[:2])
-    loss = loss_of(found, BATCHES[0])
-    loss.backward(retain_graph=True)
-    with pytest.raises(ConfigError, match="cuda_graphs=False"):  # a graph's backward pass overwrites what it has read
-        loss.backward(retain_graph=True)
-    loss_of(found, BATCHES[0]).backward()
-    with pytest.raises(ConfigError, match="cuda_graphs=False"):
-        loss.backward()
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_several_backward_passes_of_one_forward_pass(dropout: float) -> None:
+    """As of two losses; what a graph's backward pass has overwritten is computed again, with the same masks."""
+    found, wanted = model(dropout=dropout), model(dropout=dropout, graphs=False)
+    for one in (found, wanted):
+        steps(one, BATCHES[:2])
+        out = one(**BATCHES[0])
+        out.start_logits.square().mean().backward(retain_graph=True)
+        loss_of(one, BATCHES[1]).backward()  # while the first pass is kept
+        out.end_logits.sin().mean().backward(retain_graph=True)
+        (out.end_logits.square() * out.start_logits).mean().backward()
+    assert Recording.replays == 2 + 1 + 1 + 2 * 2, "a step, the pass, its backward pass, and two that compute it again"
+    assert_equal([one.grad for one in found.parameters()], [one.grad for one in wanted.parameters()])
+
+
+def test_a_backward_pass_whose_activations_are_gone_is_refused() -> None:
+    found, given = model(), batch(21, 21, 21)
+    steps(found, [given, given])
+    states = found.bert(**given).last_hidden_state  # of which torch saves nothing for the backward pass of a sum
+    states.sum().backward()
+    loss_of(found, given).backward()
+    with pytest.raises(ConfigError, match=r"cuda_graphs=False.*WHET_RUN=off"):
+        states.sum().backward()
 
 
 def test_weights_that_change_before_the_backward_pass_are_refused() -> None:
@@ -467,3 +488,144 @@ def test_a_training_of_the_engine_has_the_curve_without_graphs(tmp_path: Path, t
         curves.append(losses(trainer))
     assert Recording.replays > 4
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)  # float32, in another order of its sums, over twelve steps
+
+
+def test_graphs_keep_the_tables_that_they_read() -> None:
+    """A cache holds the table of a length; evaluations of other lengths push it out, and its memory is used again."""
+    found = model("deberta-v2")
+    encoder = found.deberta.encoder
+    steps(found, BATCHES[:2])
+    buckets, most = getattr(encoder, "position_buckets", -1), encoder.max_relative_positions
+    device = encoder.rel_embeddings.weight.device
+    reach = 127  # of rows of up to 128 tokens
+    table = weakref.ref(deberta._places_on(buckets, most, reach, device)[2])
+    for other in range(300):
+        deberta._places_on(buckets, most, 1000 + other, device)
+    kept = [tables for passes in packed.graphs_in(found) for one in passes._passes.values() for tables in one.tables]
+    assert any(table() is tensor for _, _, tensor in kept)
+
+
+def test_experts_run_launch_by_launch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their router's balance is that of the batch's tokens, and which experts compute is read in each pass."""
+    curves = []
+    for graphs in (True, False):
+        made = whet.upcycle(tiny_model("bert"), whet.ExpertSettings(experts=4, every=1, aux_loss_coef=0.1))
+        args = arguments(tmp_path / str(graphs), per_device_train_batch_size=4, max_steps=4, cuda_graphs=graphs)
+        trainer = engine.Trainer(model=made, args=args, train_dataset=tiny_rows(24, lengths=(20, 20)))
+        trainer.train()
+        curves.append(losses(trainer))
+    assert Recording.made == 0
+    assert curves[0] == curves[1]
+    assert "CUDA graphs" not in caplog.text
+
+
+def test_a_pass_that_does_not_fit_next_to_graphs_runs_without_them() -> None:
+    """On a GPU the graphs' memory is that of their largest batch, and stays theirs between steps."""
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def needs_room(x: Tensor) -> Tensor:
+        if x.shape[1] > 100 and any(passes._passes for passes in packed.graphs_in(made)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return inner(x)
+
+    dense.forward = needs_room
+    found = whet.optimize(made).train()
+    order = [0, 1, 3, 0, 1, 1]
+    wanted = steps(model(graphs=False), [BATCHES[number] for number in order])
+    assert_equal(steps(found, [BATCHES[number] for number in order]), wanted)
+    (passes,) = packed.graphs_in(found)
+    assert Recording.made == 4, "the small size has graphs before and after"
+    assert passes.why_not is None
+
+
+def test_memory_that_runs_out_again_and_again_ends_the_use_of_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def needs_room(x: Tensor) -> Tensor:
+        if x.shape[1] > 100 and any(passes._passes for passes in packed.graphs_in(made)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return inner(x)
+
+    dense.forward = needs_room
+    found = whet.optimize(made).train()
+    batches = [given for n_rows in (3, 4, 5, 3) for given in (*BATCHES[:2], batch(*[60] * n_rows))]
+    assert_equal(steps(found, batches), steps(model(graphs=False), batches))
+    assert "CUDA graphs: off" in caplog.text
+    assert "memory does not suffice" in caplog.text
+    assert Recording.made == 2 * 3
+
+
+def test_graphs_of_other_models_are_recorded_again_after_a_failed_recording() -> None:
+    """On a GPU it leaves the device another generator, and theirs would draw from the one before."""
+    first, wanted = model(dropout=0.2), model(dropout=0.2, graphs=False)
+    steps(first, BATCHES[:2])
+    steps(wanted, BATCHES[:2])
+    assert Recording.made == 2
+    made = tiny_model("bert")
+    dense = made.bert.encoder.layer[1].intermediate.dense
+    inner = dense.forward
+
+    def fails(x: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return inner(x)
+
+    dense.forward = fails
+    steps(whet.optimize(made).train(), BATCHES[:2])
+    Recording.made = 0
+    assert_equal(steps(first, BATCHES), steps(wanted, BATCHES))
+    assert Recording.made == 4
+
+
+@pytest.mark.parametrize("settings", [{"auto_find_batch_size": True}, {"precision": "auto"}])
+def test_trials_before_the_first_step_leave_the_graphs_on(
+    tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their passes have stand-ins for the weights, which are gone with them."""
+    curves = []
+    for graphs in (True, False):
+        size = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256}  # worth a measurement
+        made = tiny_model("bert", **(size if "precision" in settings else {}))
+        usual = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 3}
+        args = arguments(tmp_path / str(graphs), **(usual | settings | {"cuda_graphs": graphs}))
+        trainer = engine.Trainer(model=made, args=args, train_dataset=tiny_rows(24, lengths=(30, 30)))
+        trainer.precision.clock = clock_of(1.0, 1.0)
+        before = Recording.replays
+        trainer.train()
+        curves.append(losses(trainer))
+        if graphs:
+            assert Recording.replays >= before + 2 * 5, "of six micro-batches the first runs launch by launch"
+            (passes,) = packed.graphs_in(made)
+            weights = {id(one) for one in made.parameters()}
+            assert passes._gradients
+            assert all(id(weight) in weights for weight, _ in passes._gradients)
+    assert "CUDA graphs: off" not in caplog.text
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_passes_without_graphs_for_a_while_have_their_masks() -> None:
+    found, wanted = model(dropout=0.2), model(dropout=0.2)
+    results = []
+    for one in (found, wanted):
+        result = steps(one, BATCHES[:2])
+        before = Recording.replays
+        with packed.without_graphs(one) if one is found else contextlib.nullcontext():
+            result += steps(one, BATCHES[:2])
+        assert Recording.replays == before + (0 if one is found else 4)
+        results.append(result + steps(one, BATCHES[:2]))
+    assert_equal(*results)
+
+
+def test_a_profiled_step_shows_its_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = arguments(tmp_path, per_device_train_batch_size=4, max_steps=12, profile=True)
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(24, lengths=(30, 30)))
+    trainer.train()
+    assert Recording.replays == 2 * 6, "of the seven steps before the five profiled ones, the first is launched"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('{"profile"')]
+    seen = json.loads(line)["profile"]
+    assert seen["cuda_graphs"] == "paused"
+    assert all(seen["groups"][name]["ms"] > 0 for name in ("attention", "matrix_products", "norms"))

@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from timed_runs import clock_of, measurable_model, no_clock, trainer_of
 
 from tiny import losses, tiny_model, tiny_rows, weights_of
 from whet.config.arguments import TrainingArguments
+from whet.engine.trials.precision import n_timed_rows
 from whet.errors import ConfigError
 from whet.precision import compare
 
@@ -188,7 +191,8 @@ def test_older_checkpoint_gives_its_precision_by_bf16() -> None:
 def test_long_passes_are_measured_less_often(pass_s: float, n_rounds: int) -> None:
     """In turns, the first of each not counted, unless it has used up the time."""
     order: list[str] = []
-    times = compare.alternate(lambda: order.append("a"), lambda: order.append("b"), clock_of(pass_s, 0.95 * pass_s))
+    clock = clock_of(pass_s, 0.95 * pass_s)
+    times = compare.alternate(lambda: order.append("a"), lambda: order.append("b"), clock, torch.device("cpu"))
     assert times.n_rounds == n_rounds
     assert times.speedup == pytest.approx(1 / 0.95)
     uncounted = 2 * pass_s < compare.BUDGET_S
@@ -201,3 +205,30 @@ def test_measured_run_has_the_curve_of_an_unmeasured_one(tmp_path: Path) -> None
         trainer.train()
     assert _same_bits(measured, plain)
     assert weights_of(measurable_model())["qa_outputs.weight"].ne(weights_of(plain.model)["qa_outputs.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    ("device", "n_rows", "n_tokens", "n_timed"),
+    [("cpu", 8, 4096, 1), ("cpu", 64, 4096, 8), ("cpu", 4, 300, 4), ("cuda", 64, 4096, 64), ("cuda", 1, 300, 1)],
+)
+def test_a_gpu_is_timed_with_complete_batches(device: str, n_rows: int, n_tokens: int, n_timed: int) -> None:
+    """It computes 512 tokens faster than the program launches their kernels, in any format."""
+    assert n_timed_rows(n_rows, n_tokens, torch.device(device)) == n_timed
+
+
+def test_a_timed_batch_that_does_not_fit_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before auto_find_batch_size has looked for what fits."""
+    trainer = trainer_of(tmp_path, clock_of(1.0, 1.0), per_device_train_batch_size=8)
+    forward, seen = type(trainer.objective).forward, []
+
+    def scarce(objective: Any, batch: Any, **given: Any) -> Any:
+        seen.append(batch.n_rows)
+        if batch.n_rows > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(objective, batch, **given)
+
+    monkeypatch.setattr(type(trainer.objective), "forward", scarce)
+    timing = trainer.precision.time_steps(trainer.prepared, np.arange(24), "bf16")
+    assert timing is not None
+    assert seen[:3] == [8, 4, 2]
+    assert set(seen[2:]) == {2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from whet.precision import compare
 
@@ -26,7 +27,7 @@ def test_most_rounds_disturbed_by_other_programs_do_not_hide_the_faster_format()
     fp32 = [1.0, 0.3, 0.9, 0.35, 0.8, 0.3]
     bf16 = [1.0, 0.9, 0.8, 0.1, 0.9, 0.7]
     clock = _clock([one for both in zip(fp32, bf16, strict=True) for one in both])
-    found = compare.alternate(lambda: None, lambda: None, clock)
+    found = compare.alternate(lambda: None, lambda: None, clock, torch.device("cpu"))
     assert (found.fp32_s, found.other_s) == (pytest.approx(0.3), pytest.approx(0.1))
     assert found.speedup > compare.MARGIN
 
@@ -44,6 +45,6 @@ def test_most_rounds_disturbed_by_other_programs_do_not_hide_the_faster_format()
 def test_rounds_end_once_all_of_them_agree(fp32: list[float], bf16: list[float], n_rounds: int | None) -> None:
     filled = [one + one[-1:] * (compare.N_ROUNDS + 1 - len(one)) for one in (fp32, bf16)]
     clock = _clock([one for both in zip(*filled, strict=True) for one in both])
-    found = compare.alternate(lambda: None, lambda: None, clock)
+    found = compare.alternate(lambda: None, lambda: None, clock, torch.device("cpu"))
     assert found.n_rounds == (n_rounds or compare.N_ROUNDS)
     assert (found.fp32_s, found.other_s) == (pytest.approx(min(fp32[1:])), pytest.approx(min(bf16[1:])))

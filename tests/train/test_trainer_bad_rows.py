@@ -20,6 +20,7 @@ import whet
 from saved_decoder import save_decoder
 from tiny import arguments, tiny_config
 from tiny_decoders import tiny_decoder
+from whet.models.bad_batch import outside_of_tables
 
 CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
 WORDS, SPANS = AutoModelForMaskedLM, AutoModelForQuestionAnswering
@@ -139,3 +140,16 @@ def test_labels_that_are_left_out_and_several_labels_train(tmp_path: Path) -> No
 def test_text_beside_the_tokens_is_no_fault(tmp_path: Path) -> None:
     rows = [{"input_ids": IDS, "label": 1, "text": "hello"}] * 4
     engine.Trainer(new(CLASSES), arguments(tmp_path, max_steps=1), train_dataset=rows).train()
+
+
+@pytest.mark.parametrize("name", ["unknown token", "token below 0", "unknown type"])
+def test_ids_outside_of_the_tables_are_found_without_the_model(name: str) -> None:
+    """A GPU would end the process before anybody could look for them."""
+    head, row, said, fix = BAD[name]
+    model, good = new(head), {"input_ids": torch.tensor([IDS])}
+    bad = {column: torch.tensor([one]) for column, one in row.items() if column != "label"}
+    odd = outside_of_tables(model, bad)
+    assert odd is not None
+    assert said in str(odd)
+    assert fix in odd.problems[0].fix
+    assert outside_of_tables(model, good) is None

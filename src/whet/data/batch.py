@@ -14,6 +14,7 @@ from whet.data.columns import Columns
 from whet.data.padding import NO_PADDING, Padding, PaddingTokens, Samples
 from whet.data.store import RowStore
 from whet.errors import DataError
+from whet.on_host import moved
 
 _SHARE, _LARGEST_STEP = 32, 64
 
@@ -59,7 +60,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on the device."""
-        return self if device.type == "cpu" else self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self if device.type == "cpu" else self._each(lambda tensor: moved(tensor, device))
 
     def pinned(self) -> Batch:
         """Return the batch in pinned memory, from which a GPU copies asynchronously."""

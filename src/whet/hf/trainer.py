@@ -74,6 +74,7 @@ from whet.own_loop import locate
 from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
+from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
 from whet.store.compare import IN_GROUPS, changed_settings, curve
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
@@ -583,21 +584,19 @@ class Trainer(transformers.Trainer):
         return torch.bfloat16 if chosen == "bf16" else None
 
     def _faster_format(self) -> str:
-        if self.args.device.type != "cpu" or changes(self.model) is None or not hasattr(self.model, "num_parameters"):
-            return "fp32"
-        if 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
-            return "fp32"
-        if self.args.world_size > 1 and not self._has_plain_loss():
-            logger.info("precision auto: fp32; on several ranks a loss of your own is not tried")
+        if why := self._why_untimed():
+            logger.info("precision auto: fp32; %s", why)
             return "fp32"
         try:
             batch = self._first_batch()
             if batch is None:
+                logger.info("precision auto: fp32; a stream, or rows without the labels of a loss, are not tried")
                 return "fp32"
             times = compare.alternate(
                 functools.partial(self._pass, batch, None),
                 functools.partial(self._pass, batch, torch.bfloat16),
                 time.perf_counter,
+                self.args.device,
             )
         except Exception as error:  # the code that fails is the user's, and training will show it if it fails there too
             logger.warning("precision auto: fp32; a batch could not be tried: %s: %s", type(error).__name__, error)
@@ -606,6 +605,18 @@ class Trainer(transformers.Trainer):
         text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for"
         logger.info(text, found, times.speedup, compare.MARGIN)
         return found
+
+    def _why_untimed(self) -> str | None:
+        """Return why the formats are not compared; None if they are."""
+        if not has_bf16(self.args.device):
+            return "this GPU has no bf16"
+        if changes(self.model) is None or not hasattr(self.model, "num_parameters"):
+            return "the model is none that whet changes"
+        if 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
+            return "the model is too small for bf16 to gain"
+        if self.args.world_size > 1 and not self._has_plain_loss():
+            return "on several ranks a loss of your own is not tried"
+        return None
 
     def _first_batch(self) -> Mapping[str, Any] | None:
         """Return the first rows of the training set as a batch with labels; None for a stream, or without a loss."""

@@ -119,13 +119,36 @@ def kept_table(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @lru_cache(maxsize=256)
-    @wraps(function)
-    def found(*given: Any) -> Any:
+    def made(*given: Any) -> Any:
         as_they_are = _disable_current_modes() if is_rehearsed() else nullcontext()
         with torch.inference_mode(False), torch.device("cpu"), as_they_are:
             return function(*given)
 
+    @wraps(function)
+    def found(*given: Any) -> Any:
+        table = made(*given)
+        for keeper in _KEEPERS:
+            keeper.append(table)
+        return table
+
     return found
+
+
+_KEEPERS: list[list[Any]] = []
+"""Who keeps the tables that are read now."""
+
+
+@contextmanager
+def keeping_tables(kept: list[Any]) -> Iterator[None]:
+    """Append to `kept` the tables that the block reads: a CUDA graph reads them by their address, whenever it runs.
+
+    Those that other threads read meanwhile are among them, as torch runs backward passes in threads of its own.
+    """
+    _KEEPERS.append(kept)
+    try:
+        yield
+    finally:
+        del _KEEPERS[next(n for n, one in enumerate(_KEEPERS) if one is kept)]
 
 
 def rows_of(x: Tensor) -> tuple[int, int]:

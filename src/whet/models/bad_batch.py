@@ -19,7 +19,7 @@ from whet.errors import ConfigError, DataError, WhetError
 from whet.log import logger
 from whet.models.adapters import unwrapped
 from whet.models.packable import family_of
-from whet.on_host import on_host
+from whet.on_host import at_hand, on_host
 
 
 class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torch's IndexError still does
@@ -32,6 +32,23 @@ def explanation_of(error: Exception, model: nn.Module, inputs: Mapping[str, Any]
         return problem_of(unwrapped(model), inputs) or _overflow_of(error)
     except Exception as failed:
         logger.debug("no explanation of the model's error: %s: %s", type(failed).__name__, failed)
+        return None
+
+
+def outside_of_tables(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
+    """Return which id of the batch the model has no embedding for, of those that the host knows; None if none is."""
+    known = {
+        name: values
+        for name in ("input_ids", "token_type_ids")
+        if isinstance(column := inputs.get(name), Tensor) and (values := at_hand(column)) is not None
+    }
+    try:
+        base, ids = unwrapped(model), known.get("input_ids")
+        if ids is None or not isinstance(base, PreTrainedModel) or base.main_input_name != "input_ids":
+            return None
+        return _odd_tokens(base, ids, known) or _odd_segments(base, ids, known)
+    except Exception as failed:  # a model of a user's own, whose tables cannot be looked at
+        logger.debug("ids were not looked at: %s: %s", type(failed).__name__, failed)
         return None
 
 
@@ -113,7 +130,7 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
     if n_positions <= 0 or family is None:
         return None
     positions, first = inputs.get("position_ids"), family.first_position(model)
-    last = int(positions.max()) if isinstance(positions, Tensor) else first + ids.shape[-1] - 1
+    last = int(on_host(positions).max()) if isinstance(positions, Tensor) else first + ids.shape[-1] - 1
     if last < n_positions:
         return None
     most = n_positions - first
@@ -271,6 +288,7 @@ def out_of_range(found: Tensor, n: int) -> int | None:
     """Return the number that is furthest outside of 0 .. n - 1; None if none is."""
     if not found.numel():
         return None
+    found = on_host(found)
     least, most = int(found.min()), int(found.max())
     return most if most >= n else least if least < 0 else None
 

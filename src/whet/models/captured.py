@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,8 +29,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, StaticPosition
 from whet.kernels.dropout import generator_of, pass_seed, seeded
+from whet.kernels.operator import keeping_tables
 from whet.log import logger
 from whet.models import record
+from whet.models.experts.layer import has_experts
 from whet.models.fused.limits import NO_EFFECT
 from whet.models.packed import PackedModel
 from whet.models.standard import is_harmless
@@ -44,7 +47,7 @@ _MOST_SITES = 4096
 _SHARE = 8
 """Sizes are multiples of the largest power of two below them, divided by this number: a batch is filled up by 6 %."""
 _MOST_WASTED = 3
-"""Times in a row that graphs may be made in vain, because the encoder changes again."""
+"""Times in a row that graphs may be made in vain, because the encoder changes again, or memory runs out."""
 _LEAST_REPLAYS = 8
 _LEAST_TOKENS = 64
 _LEAST_LENGTH = 128
@@ -69,6 +72,7 @@ class CudaGraph:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def capture(self, run: Callable[[], Any]) -> Any:
+        torch.cuda.empty_cache()  # a graph has memory of its own, and cannot take what torch keeps for other passes
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             # Threads that read ahead may allocate pinned memory meanwhile: only this thread's launches are recorded.
@@ -93,6 +97,11 @@ def cuda_graphs(device: torch.device) -> Callable[[], Graph] | None:
         return None
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
     return lambda: CudaGraph(pool, stream)
+
+
+_FAILURES: Counter[torch.device] = Counter()
+"""How many recordings have failed on a device. Each leaves the device another generator, and the graphs that were there
+draw from the one before, which nobody seeds any more."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,8 @@ class _Pass:
     kind: type
     """The class of the encoder's output."""
     pooled: bool
+    tables: list[Any]
+    """What its kernels read that others keep only for a while."""
 
     def masks_of(self, given: BatchPosition) -> AbstractContextManager[None]:
         """Set the keys of all masks of the pass; return the context in which the graph draws those of the device."""
@@ -222,7 +233,11 @@ class _Ticket:
     serial: int
     weights: list[tuple[int, int]]
     """Version and place of each weight at the forward pass."""
+    position: BatchPosition
+    is_read: bool = False
+    """Whether a backward pass has read its activations, and thereby overwritten them."""
     is_done: bool = False
+    """Whether no backward pass will follow."""
 
 
 @dataclass
@@ -243,10 +258,16 @@ class Passes:
     _running: weakref.ref[_Ticket] | None = None
     _graphs: Callable[[], Graph] | None = None
     _token: Tensor | None = None
+    _side: Any = None
+    """The stream on which passes run before they are recorded: memory of a stream serves no other one."""
+    _n_failures: int = 0
+    """Recordings that had failed on the device when the first of the graphs was made."""
     _replays: int = 0
     """Passes since the encoder changed."""
     _wasted: int = 0
-    """How often it has changed too early, in a row."""
+    """How often graphs were forgotten too early, in a row."""
+    _n_pauses: int = 0
+    """Blocks that run, in which all passes are launch by launch."""
     _at_work: Any = field(default_factory=RLock)
 
     def __deepcopy__(self, memo: object) -> Passes:
@@ -274,7 +295,7 @@ class Passes:
             return None
         size = _Size.of(call, position)
         # Passes without gradients, and those that a backward pass repeats, have the masks of graphs and are none.
-        if not _is_of_a_training():
+        if not self._records:
             return self._launched(packed, forward, size, call, position)
         with self._at_work:  # while a graph records, the weights have stand-ins that other threads must not train
             return self._run(packed, forward, size, call, position)
@@ -314,28 +335,75 @@ class Passes:
             state = _state_of(encoder)
             if state is None:
                 return False
-            if state != self._state and _is_of_a_training():  # others leave no graph
+            if state != self._state and self._records:  # others leave no graph
                 if self._is_running:
                     return False  # its backward pass reads what would be forgotten
-                self._note_change()
+                self._forget_early("its modes, settings or the places of its weights change all the time")
                 self._state = state
             self._seen_in = _Look.at(encoder) if state == self._state else None
+        device = position.slots.device
+        if self._n_failures != _FAILURES[device]:
+            if self._is_running:
+                return False
+            self._forget()
         if self._graphs is None:
-            self._graphs = cuda_graphs(position.slots.device)
+            self._graphs, self._n_failures = cuda_graphs(device), _FAILURES[device]
         return self._graphs is not None and self.why_not is None
 
-    def _note_change(self) -> None:
-        """Forget all graphs; give up if they have been made in vain several times in a row."""
+    @property
+    def _records(self) -> bool:
+        """Whether passes may be recorded and replayed now."""
+        return not self._n_pauses and _is_of_a_training()
+
+    def pause(self) -> None:
+        """Launch all passes kernel by kernel, with the masks that graphs have, until as many calls of `resume`."""
+        self._n_pauses += 1
+
+    def resume(self) -> None:
+        """End what `pause` has begun."""
+        self._n_pauses -= 1
+
+    def begin_again(self) -> None:
+        """Forget the graphs, and that weights which stood in for the encoder's own were among its changes."""
+        self._forget()
+        self._state, self._seen_in, self._wasted = (), None, 0
+
+    def _forget_early(self, why: str) -> None:
+        """Forget all graphs; give up if they have been made in vain several times in a row, for this reason."""
         self._wasted = self._wasted + 1 if self._passes and self._replays < _LEAST_REPLAYS else 0
         self._forget()
         if self._wasted >= _MOST_WASTED:
-            self._give_up("its modes, settings or the places of its weights change all the time")
+            self._give_up(why)
 
     def _launched(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
         position: BatchPosition,
     ) -> Any:  # fmt: skip
-        """Return the output of a pass launch by launch, with the masks that a graph of this size would have."""
+        """Return the output of a pass launch by launch, with the masks that a graph of this size would have.
+
+        If memory does not suffice for it next to graphs, these go.
+        """
+        try:
+            return self._launched_once(packed, forward, size, call, position)
+        except torch.OutOfMemoryError:
+            if not self._made_room():
+                raise
+        if position.slots.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._launched_once(packed, forward, size, call, position)
+
+    def _made_room(self) -> bool:
+        """Forget the graphs; return False if there are none, or if a pass still waits for its backward pass."""
+        with self._at_work:
+            if not self._passes or self._is_running:
+                return False
+            self._forget_early(_NO_MEMORY)
+            return True
+
+    def _launched_once(
+        self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
+        position: BatchPosition,
+    ) -> Any:  # fmt: skip
         inputs = _Inputs.new(size, call, position, position)
         generator = generator_of(position.slots.device)
         before = generator.get_state()
@@ -355,7 +423,8 @@ class Passes:
         self._seen.clear()
         self._serial += 1
         self._gradients, self._running = [], None
-        self._graphs, self._token, self._replays = None, None, 0  # of the device on which the weights were
+        self._graphs, self._token, self._side = None, None, None  # of the device on which the weights were
+        self._replays = 0
 
     def _captured(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],
@@ -368,12 +437,14 @@ class Passes:
         try:
             self._passes[size] = self._capture(packed, forward, size, call, position)
         except torch.OutOfMemoryError:
-            self._give_up("the GPU's memory does not suffice for them")
+            self._give_up(_NO_MEMORY)
         except Exception as error:
             self._give_up(" ".join(str(error).split())[:200])
         found = self._passes.get(size)
-        if found is None and apart is not None:
-            generator.graphsafe_set_state(apart)  # its own believes for ever that a graph records
+        if found is None:
+            _FAILURES[position.slots.device] += 1
+            if apart is not None:
+                generator.graphsafe_set_state(apart)  # its own believes for ever that a graph records
         generator.set_state(before)
         return found
 
@@ -395,11 +466,14 @@ class Passes:
             with packed.placement.at(inputs.position), _autocast(given.slots.device.type, size.autocast):
                 return _only_states(forward(**inputs.columns, **dict(size.flags)))
 
+        if self._side is None and given.slots.device.type == "cuda":
+            self._side = torch.cuda.Stream(given.slots.device)
         # The weights stand in for themselves as new leaves: autograd would otherwise wait for the stream in which an
         # earlier pass has used them, which a graph must not.
         leaves = {name: one.detach().requires_grad_() for name, one in trained.items()}
-        with _reparametrize_module(encoder, leaves, tie_weights=True):
-            with _on_the_side(given.slots.device):  # kernels are loaded and chosen here, not while a graph records
+        tables: list[Any] = []
+        with _reparametrize_module(encoder, leaves, tie_weights=True), keeping_tables(tables):
+            with _on_the_side(self._side):  # kernels are loaded and chosen here, not while a graph records
                 states = run().last_hidden_state
                 zeros = torch.zeros_like(states)
                 wanted = [*leaves.values(), *trained.values()]
@@ -422,7 +496,7 @@ class Passes:
                 torch._foreach_copy_(kept, torch.autograd.grad(states, inside, zeros))  # pyright: ignore
 
             backward_graph.capture(back)
-        return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled)
+        return _Pass(inputs, forward_graph, backward_graph, states.detach(), zeros, kind, pooled, tables)
 
     def _keep_gradients(self, used: list[nn.Parameter]) -> None:
         if self._gradients:
@@ -437,7 +511,7 @@ class Passes:
         if self._token is None:
             self._token = torch.empty(0, device=position.slots.device, requires_grad=True)
         self._serial, self._replays = self._serial + 1, self._replays + 1
-        ticket = _Ticket(self._serial, self._versions())
+        ticket = _Ticket(self._serial, self._versions(), position)
         self._running = weakref.ref(ticket)
         found.inputs.fill(call, position)
         with found.masks_of(position):
@@ -470,12 +544,13 @@ class Passes:
         return [(one._version, one.data_ptr()) for one, _ in self._gradients]
 
     def _differentiate(self, found: _Pass, ticket: _Ticket, grad: Tensor) -> None:
-        if ticket.is_done or ticket.serial != self._serial:
+        is_stale = ticket.is_read and self._n_failures != _FAILURES[grad.device]
+        if ticket.is_done or is_stale or ticket.serial != self._serial:
             raise ConfigError(
-                what="a forward pass has a second backward pass, or one after the next forward pass",
-                got="retain_graph=True",
-                why="CUDA graphs keep the activations of the last pass, and its backward pass overwrites them",
-                fix="use cuda_graphs=False",
+                what="the activations of a forward pass are gone before its backward pass",
+                got="a second backward pass without retain_graph=True in the first, or a model that has changed since",
+                why="CUDA graphs keep the activations of one pass, until its last backward pass",
+                fix=_WITHOUT_GRAPHS,
             )
         if ticket.weights != self._versions():
             raise ConfigError(
@@ -483,11 +558,15 @@ class Passes:
                 why="the gradients would be those of neither",
                 fix="call backward() first",
             )
+        if ticket.is_read:  # no other pass has taken its inputs and the keys of its masks since
+            with found.masks_of(ticket.position):
+                found.forward.replay()
         n = grad.shape[1]
         found.grad[:, :n].copy_(grad)
         found.grad[:, n:].zero_()
         found.backward.replay()
-        ticket.is_done = True
+        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore
+        ticket.is_read, ticket.is_done = True, not keeps_graph
 
 
 class _Replayed(Function):
@@ -508,7 +587,7 @@ class _Replayed(Function):
                 what="a pass by CUDA graphs has no second derivatives",
                 got="a backward pass with create_graph=True",
                 why="a graph replays one backward pass",
-                fix="use cuda_graphs=False",
+                fix=_WITHOUT_GRAPHS,
             )
         token = ctx.next_functions[0][0]
         if torch._C._will_engine_execute_node(token):  # a backward pass to all leaves, and not to chosen ones
@@ -519,6 +598,8 @@ class _Replayed(Function):
 
 _NO_WEIGHTS = 5
 """Arguments of `_Replayed` before the weights."""
+_NO_MEMORY = "the GPU's memory does not suffice for them"
+_WITHOUT_GRAPHS = "use cuda_graphs=False; run a script of whet run with WHET_RUN=off"
 
 
 def _only_states(out: Any) -> Any:
@@ -534,7 +615,7 @@ def _not_kept(out: Any) -> ConfigError:
         what="the encoder returns more than a graph keeps",
         got=sorted(out) if isinstance(out, Mapping) else type(out).__name__,
         why="a graph keeps the last hidden states",
-        fix="use cuda_graphs=False",
+        fix=_WITHOUT_GRAPHS,
     )
 
 
@@ -544,16 +625,15 @@ def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[
 
 
 @contextmanager
-def _on_the_side(device: torch.device) -> Iterator[None]:
-    """Run the block on a stream of its own, as graphs are recorded on one."""
-    if device.type != "cuda":
+def _on_the_side(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run the block on this stream, as graphs are recorded on one of their own; None: where it is."""
+    if stream is None:
         yield
         return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield
-    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.current_stream(stream.device).wait_stream(stream)
 
 
 def _counts(name: str, value: Any) -> bool:
@@ -626,6 +706,8 @@ def _of_tensor(one: Tensor) -> tuple[object, ...]:
 
 def _state_of(encoder: nn.Module) -> tuple[object, ...] | None:
     """Return what graphs of the encoder depend on besides the values of its weights; None if they cannot be used."""
+    if has_experts(encoder):
+        return None  # the program reads which experts tokens use, and the loss reads the routes of the batch's tokens
     found: list[object] = []
     is_trained, left = False, [encoder]
     while left:

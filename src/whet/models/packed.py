@@ -200,6 +200,25 @@ class PackedModel:
             encoder.__dict__.pop("forward", None)
 
 
+def graphs_in(model: nn.Module) -> list[Any]:
+    """Return the graphs of all encoders in the model (`models/captured.py`)."""
+    found = (record.read(module, GRAPHS) for module in model.modules())
+    return [graphs for graphs in found if graphs is not None]
+
+
+@contextmanager
+def without_graphs(model: nn.Module) -> Iterator[bool]:
+    """Run the block with all passes of the model launch by launch, with the same masks; yield whether it has graphs."""
+    found = graphs_in(model)
+    for graphs in found:
+        graphs.pause()
+    try:
+        yield bool(found)
+    finally:
+        for graphs in found:
+            graphs.resume()
+
+
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
     """Return the refusal of what a model made of a packed batch (1, n_tokens), if its shape is another."""
     return ConfigError(
@@ -390,8 +409,15 @@ _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
 def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
 
-    ConfigError if its code does not run under autocast.
+    ConfigError if its code does not run under autocast. A GPU gets no ids that the host knows to be wrong: its kernels
+    would end the process, and name none.
     """
+    ids = inputs.get("input_ids")
+    if isinstance(ids, Tensor) and ids.device.type == "cuda":
+        from whet.models.bad_batch import outside_of_tables
+
+        if (odd := outside_of_tables(model, inputs)) is not None:
+            raise odd
     try:
         yield
     except _FAILURES as error:

@@ -98,7 +98,10 @@ def entry_for(optim: str, parameters: Iterable[Tensor]) -> Entry:
 
 def class_for(args: Any, parameters: Iterable[Tensor]) -> tuple[type[Optimizer], dict[str, Any]] | None:
     """Return a class and its settings, for a Trainer that makes the groups; None if the optimizer has to be built."""
+    parameters = list(parameters)
     found = entry_for(args.optim, parameters)
+    if found.on_cpu:
+        _require_cpu(found, parameters)
     if found.kind is None or found.build is not None:
         return None
     return found.kind, {**_settings(found, args), **options(args.optim, args.optim_args)}

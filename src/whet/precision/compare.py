@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 MARGIN = 1.15
 """bf16 must be this many times as fast as fp32: a smaller gain may come from a busy machine, and bf16 costs digits."""
 LEAST_FLOP = 1e9
@@ -28,15 +30,21 @@ class Times:
 
 
 def alternate(
-    fp32: Callable[[], None], other: Callable[[], None], clock: Callable[[], float], *, n_rounds: int = N_ROUNDS
+    fp32: Callable[[], None],
+    other: Callable[[], None],
+    clock: Callable[[], float],
+    device: torch.device,
+    *,
+    n_rounds: int = N_ROUNDS,
 ) -> Times:
     """Return how long the two passes take, run in alternation; the first of each counts only if it used up the time.
 
-    Rounds end early once all of them agree: each time of one format beats each of the other, bf16 by its margin.
+    A pass lasts until the device has finished it. Rounds end early once all of them agree: each time of one format
+    beats each of the other, bf16 by its margin.
     """
     rounds: list[Sequence[float]] = []
     while len(rounds) <= n_rounds and sum(map(sum, rounds)) < BUDGET_S and not _agree(rounds[1:]):
-        rounds.append([_seconds(one, clock) for one in (fp32, other)])
+        rounds.append([_seconds(one, clock, device) for one in (fp32, other)])
     counted = rounds[1:] or rounds
     fp32_s, other_s = (min(column) for column in zip(*counted, strict=True))
     return Times(fp32_s, other_s, len(counted))
@@ -50,7 +58,9 @@ def _agree(rounds: Sequence[Sequence[float]]) -> bool:
     return min(fp32) >= MARGIN * max(other) or max(fp32) <= min(other)
 
 
-def _seconds(one: Callable[[], None], clock: Callable[[], float]) -> float:
+def _seconds(one: Callable[[], None], clock: Callable[[], float], device: torch.device) -> float:
     started_s = clock()
     one()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return max(clock() - started_s, 1e-9)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import TrainerCallback
 
 from whet.config.arguments import TrainingArguments
+from whet.models.packed import graphs_in, without_graphs
 
 _LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
 """Steps before the profiled ones: the first steps allocate memory and start threads, so they are slower. A short run
@@ -40,6 +41,8 @@ class StepProfile(TrainerCallback):
     def __init__(self) -> None:
         self.times: StepTimes | None = None
         self.first_step = self.last_step = 0
+        self.pauses_graphs = False
+        """Whether the profiled steps are launched kernel by kernel, and the others by CUDA graphs."""
         self._running: _StepProfiler | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
@@ -49,6 +52,7 @@ class StepProfile(TrainerCallback):
         self.last_step = min(self.first_step + PROFILED_STEPS - 1, state.max_steps)
         self.n_warm = n_warm
         self.times = StepTimes(on_gpu=any(parameter.is_cuda for parameter in model.parameters()))
+        self.pauses_graphs = bool(graphs_in(model))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         if self.times is not None and self.first_step <= state.global_step + 1 <= self.last_step:
@@ -72,9 +76,10 @@ class StepProfile(TrainerCallback):
         assert self.times is not None
         seen = (self.first_step, self.first_step + self.times.n_steps - 1)
         if sys.stdout.isatty():
-            _print_table(self.times, seen, self.n_warm)
+            _print_table(self.times, seen, self.n_warm, pauses_graphs=self.pauses_graphs)
         else:
             facts = {"steps": seen, "warm_up_steps": self.n_warm} | as_json(self.times)
+            facts |= {"cuda_graphs": "paused"} if self.pauses_graphs else {}
             sys.stdout.write(json.dumps({"profile": facts}) + "\n")
             sys.stdout.flush()
 
@@ -94,15 +99,15 @@ def as_json(times: StepTimes) -> dict[str, Any]:
     }
 
 
-def _print_table(times: StepTimes, seen: tuple[int, int], n_warm: int) -> None:
+def _print_table(times: StepTimes, seen: tuple[int, int], n_warm: int, *, pauses_graphs: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     steps = f"step {seen[0]}" if seen[0] == seen[1] else f"steps {seen[0]} to {seen[1]}"
-    table = Table(
-        title=f"Where a step's time goes: {steps}, after {n_warm} of warm-up, {times.step_ms:,.1f} ms each",
-        title_justify="left",
-    )
+    title = f"Where a step's time goes: {steps}, after {n_warm} of warm-up, {times.step_ms:,.1f} ms each"
+    if pauses_graphs:
+        title += " without CUDA graphs, which hide what they launch: other steps take less"
+    table = Table(title=title, title_justify="left")
     table.add_column("part")
     table.add_column("ms a step", justify="right")
     table.add_column("share", justify="right")
@@ -118,6 +123,8 @@ class _StepProfiler:
 
     def __init__(self, model: nn.Module, *, on_gpu: bool) -> None:
         self._open: list[record_function] = []
+        self._launching = ExitStack()  # the modules of a pass by a graph are not called
+        self._launching.enter_context(without_graphs(model))
         self._hooks = [hook for name, module in _annotated(model) for hook in self._hook(name, module)]
         self._on_gpu = on_gpu
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -134,6 +141,7 @@ class _StepProfiler:
             self._leave()
         for hook in self._hooks:
             hook.remove()
+        self._launching.close()
         self._profiler.stop()
         return self._profiler.events()
 

@@ -27,6 +27,7 @@ from whet.errors import ConfigError
 from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
 from whet.log import logger
+from whet.models.packed import without_graphs
 from whet.precision import policy
 from whet.precision.policy import Precision
 from whet.watch.guard import STOP_FRAC, STOP_OWN_FRAC, WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
@@ -155,7 +156,7 @@ def _largest(trial: Trial, asked: int) -> int:
     """Return the most rows, up to those asked for, that fit; ConfigError if not even one does."""
     run = trial.run
     most = min(asked, len(run.train_dataset))
-    with preserving_state(run.model):
+    with preserving_state(run.model), without_graphs(run.model):  # each pass has other stand-ins for the weights
         passes = _LongestRowPasses(trial, _longest(run.train_dataset, most))
         find = _on_gpu if run.device.type == "cuda" else _on_host
         found, measured = find(trial, passes, _state_bytes_to_allocate(trial), most)

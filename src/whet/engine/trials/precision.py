@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from whet.data import budget
 from whet.data.batch import Batch
 from whet.engine.run import Prepared
 from whet.engine.step import ObjectiveGradients
@@ -22,13 +23,14 @@ from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
+from whet.models.packed import graphs_in
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
 from whet.store import weights
 
 _TOKENS = 512
-"""Tokens of a pass, about: enough for products at full speed, few enough to take only seconds."""
+"""Tokens of a pass on a CPU, about: enough for products at full speed, few enough to take only seconds."""
 _FORWARD, _FORWARD_AND_BACKWARD = 2.0, 6.0
 """Operations of the products for each weight and token, as transformers counts them."""
 _EVALUATION_ROUNDS = 3
@@ -127,7 +129,7 @@ class PrecisionChoice:
                     run()
 
             run()  # which compiles
-            times = compare.alternate(plain, run, self.clock)
+            times = compare.alternate(plain, run, self.clock, prepared.device)
         slower = times.speedup < 1.0
         text = "torch.compile runs at %.2f times the speed of plain code here (%.3g s and %.3g s for %d tokens)%s"
         advice = "; leave --torch_compile out" if slower else ""
@@ -138,11 +140,20 @@ class PrecisionChoice:
         """Time passes over the first of these rows in fp32 and in the other format; None if products are too small."""
         if not are_worth_timing(prepared.model):
             return None
-        with preserving_state(prepared.model):
-            passes = timed_passes(prepared, rows)
-            fp32, half = (partial(passes.run, policy.make(name, prepared.device)) for name in ("fp32", other))
-            _compile(prepared, fp32, half)
-            return Timing(other, passes.n_computed, compare.alternate(fp32, half, self.clock))
+        rows = _first_micro_batch(prepared, rows)
+        while True:
+            try:
+                with preserving_state(prepared.model):
+                    return self._time_passes(prepared, timed_passes(prepared, rows), other)
+            except torch.OutOfMemoryError:  # auto_find_batch_size looks later for what fits
+                if len(rows) == 1:
+                    raise
+            rows = rows[: len(rows) // 2]
+
+    def _time_passes(self, prepared: Prepared, passes: Passes, other: str) -> Timing:
+        fp32, half = (partial(passes.run, policy.make(name, prepared.device)) for name in ("fp32", other))
+        _compile(prepared, fp32, half)
+        return Timing(other, passes.n_computed, compare.alternate(fp32, half, self.clock, prepared.device))
 
     def _time_forward(self, prepared: Prepared, dataset: Any) -> Timing | None:
         """Time forward passes over the first rows in fp32 and in bf16; None if products are too small."""
@@ -155,11 +166,10 @@ class PrecisionChoice:
             def run(precision: Precision) -> None:
                 with precision.forward():
                     prepared.objective.forward(batch, seed=0, step=0)
-                _synchronize(prepared.device)
 
             fp32, half = (partial(run, policy.make(name, prepared.device)) for name in ("fp32", "bf16"))
             _compile(prepared, fp32, half)
-            times = compare.alternate(fp32, half, self.clock, n_rounds=_EVALUATION_ROUNDS)
+            times = compare.alternate(fp32, half, self.clock, prepared.device, n_rounds=_EVALUATION_ROUNDS)
         return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
 
     def _measured(self, prepared: Prepared, timed: Callable[[], Timing | None], flop: float) -> str:
@@ -215,17 +225,33 @@ def timed_passes(prepared: Prepared, rows: np.ndarray) -> Passes:
 
 
 def _training_batch(prepared: Prepared, rows: np.ndarray) -> Batch:
-    """Return a batch of the first of these rows of the training set, on the model's device."""
-    return _batch(prepared, prepared.train_dataset, rows[: prepared.args.per_device_train_batch_size])
+    """Return the first micro-batch of these rows of the training set, or its first rows, on the model's device."""
+    return _batch(prepared, prepared.train_dataset, _first_micro_batch(prepared, rows))
+
+
+def _first_micro_batch(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
+    args = prepared.args
+    found = budget.cuts(prepared.train_dataset, rows, args.per_device_train_batch_size, args.max_tokens_per_batch)
+    return rows[: found[0][1]]
 
 
 def _batch(prepared: Prepared, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:
-    """Return the first of the rows as a batch of about _TOKENS tokens."""
+    """Return a batch of the rows that a timed pass computes."""
     batch = prepared.objective.batch(dataset, rows, 0)
-    if batch.n_computed > _TOKENS and len(rows) > 1:
-        fewer = max(1, len(rows) * _TOKENS // batch.n_computed)
-        batch = prepared.objective.batch(dataset, rows[:fewer], 0)
+    n_timed = n_timed_rows(len(rows), batch.n_computed, prepared.device)
+    if n_timed < len(rows):
+        batch = prepared.objective.batch(dataset, rows[:n_timed], 0)
     return batch.to(prepared.device)
+
+
+def n_timed_rows(n_rows: int, n_tokens: int, device: torch.device) -> int:
+    """Return how many of a batch's rows a timed pass computes: on a CPU those of about _TOKENS tokens.
+
+    A GPU computes so few tokens in less time than the program launches their kernels, in each format.
+    """
+    if device.type != "cpu" or n_tokens <= _TOKENS:
+        return n_rows
+    return max(1, n_rows * _TOKENS // n_tokens)
 
 
 class Passes(nn.Module):
@@ -258,12 +284,11 @@ class Passes(nn.Module):
         return [*self._weights.values()]
 
     def run(self, precision: Precision) -> None:
-        """Run one pass, and wait until the device has finished it."""
+        """Run one pass."""
         with self._table_gradients():
             functional_call(self, self._weights | self._copies, (precision,))
         for weight in self._weights.values():
             weight.grad = None
-        _synchronize(next(iter(self._weights.values())).device)
 
     def forward(self, precision: Precision) -> None:
         # The backward pass runs in here too: recomputed blocks must use the stand-ins as well.
@@ -282,14 +307,12 @@ class Passes(nn.Module):
                 setattr(table, GRADIENT, gradient)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @contextmanager
 def preserving_state(model: nn.Module) -> Iterator[None]:
-    """Run the block with the model in training mode; restore modes and random number generators after it."""
+    """Run the block with the model in training mode; restore modes and random number generators after it.
+
+    CUDA graphs that it made go, since they belong to stand-ins for the weights.
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         with generators_kept():
@@ -298,3 +321,5 @@ def preserving_state(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        for graphs in graphs_in(model):
+            graphs.begin_again()

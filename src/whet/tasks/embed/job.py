@@ -41,6 +41,7 @@ from whet.log import logger
 from whet.models.loading.quiet import quiet
 from whet.own_loop.changes import changes
 from whet.precision import compare as formats
+from whet.precision.device import has_bf16
 from whet.store import compare, find
 from whet.store.optimizer import OptimizerPart, SchedulePart
 from whet.store.weights import count_weights
@@ -421,8 +422,12 @@ class _TrainerOfCommand(Trainer):
     def _faster_products(self) -> tuple[str, str]:
         """Return bf16 if it is clearly faster here on the first rows, and what was measured."""
         encoder = self.model.transformers_model
-        if self.asked.bf16 is False or self.args.device.type != "cpu" or changes(self.model) is None:
+        if self.asked.bf16 is False:
             return "fp32", ""
+        if not has_bf16(self.args.device):
+            return "fp32", " (auto: this GPU has no bf16)"
+        if changes(self.model) is None:
+            return "fp32", " (auto: whet does not change this model)"
         if 6.0 * encoder.num_parameters(exclude_embeddings=True) * 512 < formats.LEAST_FLOP:
             return "fp32", " (auto: the model is too small to gain)"
         rows: Any = self.train_dataset
@@ -435,7 +440,7 @@ class _TrainerOfCommand(Trainer):
             self.model.zero_grad(set_to_none=True)
 
         self.model.train()
-        times = formats.alternate(partial(timed, "fp32"), partial(timed, "bf16"), time.perf_counter)
+        times = formats.alternate(partial(timed, "fp32"), partial(timed, "bf16"), time.perf_counter, self.args.device)
         chosen = "bf16" if times.speedup >= formats.MARGIN else "fp32"
         return chosen, f" (auto: bf16 measured {times.speedup:.2f}x fp32 here)"
 

@@ -20,6 +20,7 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import max_positions
+from whet.store.weights import device_of
 from whet.tasks.lm.arguments import GenerateArguments
 from whet.tasks.lm.render import Template, require_template
 
@@ -118,7 +119,7 @@ class Writer:
         if ends is not None:
             stops = sorted({ends, *stops})
             chosen["eos_token_id"] = stops
-        mask = torch.ones_like(ids)
+        given = ids.to(self.model.device)
         end = self.tokenizer.eos_token_id
         padding = end if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
         if self.model.generation_config.stop_strings:
@@ -126,8 +127,9 @@ class Writer:
         try:
             with torch.inference_mode():
                 found = self.model.generate(
-                    input_ids=ids, attention_mask=mask, max_new_tokens=room, pad_token_id=padding, **chosen
-                )
+                    input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=room, pad_token_id=padding,
+                    **chosen,
+                ).cpu()  # fmt: skip
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise ConfigError(
                 what="the model cannot continue the text with its settings",
@@ -160,7 +162,7 @@ def run_generate(asked: GenerateArguments) -> int:
     log.set_up()
     model, tokenizer = load_trained(asked.model, CAUSAL_LM, asked.base_model_name_or_path)
     _read_generation_config(model, asked.model)
-    writer = Writer(model.eval(), tokenizer, asked)
+    writer = Writer(model.eval().to(device_of(use_cpu=False)), tokenizer, asked)
     set_seed(asked.seed)
     if not asked.chat:
         for prompt in asked.prompts:
