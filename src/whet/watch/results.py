@@ -96,8 +96,8 @@ def settle(folder: Path, model: str, before: str | None = None) -> bool:
 def _forget(folder: Path, names: Iterable[str], named: Collection[str]) -> bool:
     removed = _remove(folder, [ALL, *names], "continue")
     _remove(folder, [OWNER_NAME], "continue")
-    if told := [name for name in removed if name in named]:
-        printing.show_wrapped(f"removed the results of an earlier model: {', '.join(told)}")
+    if named_now := [name for name in removed if name in named]:
+        printing.show_wrapped(f"removed the results of an earlier model: {', '.join(named_now)}")
     return bool(removed)
 
 
