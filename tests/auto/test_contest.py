@@ -71,7 +71,7 @@ def contest(script: Script, tmp_path: Path, seeds: int = 1, **options: Any) -> a
         for form, peaks in {"auto": both, **PEAKS}.items()
     }
     plan = {"known": known, "without": dict.fromkeys(known, ()), "precision": "bf16", "free": FREE,
-            "split_is_fixed": "", "prices": {}}  # fmt: skip
+            "split_is_fixed": "", "prices": {}, "train_s": 3600.0}  # fmt: skip
     return auto._Contest(script, plan, None, drafted(job, seeds=seeds), args)  # type: ignore[arg-type]
 
 
