@@ -17,6 +17,7 @@ from text_tasks import load, words, write_lines
 from whet.cli.main import run
 from whet.engine.trials import precision
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+from whet.precision import compare
 from whet.tasks.lm.examples import preference_of
 
 CLOSE = 1e-5
@@ -148,7 +149,7 @@ def test_reference_is_computed_in_the_precision_of_the_training(
     plain: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if bf16 were faster in training alone: the model is then still its own reference in the first step."""
-    fastest = {precision._FORWARD: "fp32", precision._FORWARD_AND_BACKWARD: "bf16"}
+    fastest = {compare.FORWARD: "fp32", compare.FORWARD_AND_BACKWARD: "bf16"}
     monkeypatch.setattr(precision.PrecisionChoice, "_measured", lambda _, __, ___, flop: fastest[flop])
     options = {"precision": "auto", "max_steps": 1, "per_device_eval_batch_size": len(PAIRS), "train_file": data}
     assert run(line(plain, tmp_path / "out", "--do_train", **options)) == 0

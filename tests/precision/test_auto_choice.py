@@ -15,7 +15,6 @@ from timed_runs import clock_of, measurable_model, no_clock, trainer_of
 
 from tiny import losses, tiny_model, tiny_rows, weights_of
 from whet.config.arguments import TrainingArguments
-from whet.engine.trials.precision import n_timed_rows
 from whet.errors import ConfigError
 from whet.precision import compare
 
@@ -213,7 +212,7 @@ def test_measured_run_has_the_curve_of_an_unmeasured_one(tmp_path: Path) -> None
 )
 def test_a_gpu_is_timed_with_complete_batches(device: str, n_rows: int, n_tokens: int, n_timed: int) -> None:
     """It computes 512 tokens faster than the program launches their kernels, in any format."""
-    assert n_timed_rows(n_rows, n_tokens, torch.device(device)) == n_timed
+    assert compare.n_timed_rows(n_rows, n_tokens, torch.device(device)) == n_timed
 
 
 def test_a_timed_batch_that_does_not_fit_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from whet.engine.trials.precision import Passes, are_worth_timing, preserving_st
 from whet.log import logger
 from whet.models import adapters
 from whet.models.fused.layers import GRADIENT
-from whet.objectives.base import Objective
+from whet.objectives.base import Objective, teacher_of
 from whet.plan import anatomy
 from whet.plan import memory as parts_of_memory
 from whet.plan.allocator import Pass, heap_bytes
@@ -89,7 +89,7 @@ def of_run(
     are the rows that the model predicts after the training.
     """
     heaviest, sizes = _heaviest(run), anatomy.of_model(run.model, run.args, precision)
-    if (teacher := _teacher(run)) is not None:
+    if (teacher := teacher_of(run.objective)) is not None:
         theirs = anatomy.of_model(teacher, run.args, precision)
         sizes = replace(sizes, teacher=replace(theirs, checkpointing=None))
     readings = [*_readings(run, tested)]
@@ -114,11 +114,6 @@ def left_of(run: Run, work: Workload, first: int) -> Workload:
     return replace(
         work, n_steps=n_left, n_tokens=n_tokens, n_evaluations=n_evaluations, n_saves=n_saves, readings=(), n_seeds=1
     )
-
-
-def _teacher(run: Run) -> torch.nn.Module | None:
-    """Return the model that the objective runs on each batch next to the one that is trained."""
-    return getattr(run.objective, "teacher", None)
 
 
 # ---- memory ----
@@ -152,7 +147,7 @@ class _Memory:
         gathered, unsure = self._gathered_bytes()
         trained, saves_aside = _bytes(_trained(model)), args.save_async and args.save_strategy != "no"
         data = sum(_bytes_of_rows(rows) for rows in self._data)
-        teacher = _teacher(run)
+        teacher = teacher_of(run.objective)
         there = {
             "program": max(self.held_bytes - data, 0),
             "data": data,
@@ -231,8 +226,7 @@ class _Memory:
         """
         known = _computed_tokens(self.run) or {batch.n_computed for each in self.work.steps for batch in each}
         n_kept = _n_kernels(step, len(known))
-        in_order = sorted(self.readings, key=lambda one: one.moment != REFERENCE)
-        for reading, one in zip(in_order, read, strict=True):
+        for reading, one in zip(self.readings, read, strict=True):
             n_kept += _n_kernels(one, len(reading.sizes - known))
             known |= reading.sizes
         return _KERNEL_BYTES * min(n_kept, _MOST_KERNELS)
@@ -369,7 +363,10 @@ class _Reading:
 
 
 def _readings(run: Run, tested: Any) -> Iterator[_Reading]:
-    """Yield what the run computes without gradients: for a reference before its steps, to evaluate, and to predict."""
+    """Yield what the run computes without gradients: for a reference before its steps, then to evaluate and predict.
+
+    That is their order in the run.
+    """
     evaluated = run.eval_dataset if run.args.do_eval else None
     splits = [(EVALUATION, evaluated), (PREDICTION, tested)]
     if getattr(run.objective, "reads_rows_first", False):
@@ -403,8 +400,7 @@ def _heaviest(run: Run) -> list[Batch]:
     """Return the micro-batches of the step that has the one with the most tokens."""
     lengths = _lengths(run.train_dataset)
     if lengths is None:
-        steps = np.linspace(0, run.plan.n_steps - 1, min(run.plan.n_steps, _READ)).astype(int)
-        found = [_batches(run, int(step)) for step in dict.fromkeys(steps.tolist())]
+        found = [_batches(run, step) for step in _spread(range(run.plan.n_steps), _READ)]
         return max(found, key=lambda batches: max(batch.n_computed for batch in batches))
     most, at = -1, 0
     for steps in _epochs(run):
@@ -518,7 +514,7 @@ def _saved_weights(model: torch.nn.Module) -> int:
     """Return the bytes of the weights in a checkpoint: what is trained of them with an adapter, else all of them."""
     if adapters.names_of(model):
         return _bytes(_trained(model))
-    return _bytes(model.parameters()) + _bytes(model.buffers())
+    return _held_by(model)
 
 
 def _workload(run: Run, heaviest: Sequence[Batch], readings: Sequence[_Reading]) -> Workload:

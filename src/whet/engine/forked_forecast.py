@@ -35,6 +35,7 @@ from whet.data.store import RowStore
 from whet.hardware import memory, trim
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
+from whet.objectives.base import teacher_of
 from whet.watch import guard, printing, stop
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class ForkedForecast:
         why = _why_not(engine, state.train_batch_size)
         if why is None:
             parent = _Held.now(engine.args.memory_limit_gb)
-            teacher = getattr(engine.objective, "teacher", None)
+            teacher = teacher_of(engine.objective)
             models = (engine.model, *([] if teacher is None else [teacher]))
             weights = (one for model in models for one in model.parameters())
             values = [*weights, *_tensors_in(optimizer.state), *_kept_gradients(engine.model)]

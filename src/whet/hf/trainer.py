@@ -612,7 +612,7 @@ class Trainer(transformers.Trainer):
             return "this GPU has no bf16"
         if changes(self.model) is None or not hasattr(self.model, "num_parameters"):
             return "the model is none that whet changes"
-        if 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
+        if not compare.is_worth_timing(self.model.num_parameters(exclude_embeddings=True)):
             return "the model is too small for bf16 to gain"
         if self.args.world_size > 1 and not self._has_plain_loss():
             return "on several ranks a loss of your own is not tried"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.data.padding import Padding
@@ -62,3 +62,8 @@ class Objective(Protocol):
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         """Return the output's predictions as arrays (rows, ...), places that are no token filled with -100."""
         ...
+
+
+def teacher_of(objective: Objective) -> nn.Module | None:
+    """Return the model that the objective runs on each batch next to the one that is trained; None if it has none."""
+    return getattr(objective, "teacher", None)

@@ -358,14 +358,12 @@ def nominal() -> Rates:
     """
     key = key_here()
     flop_s = 1 / (_USUAL_FLOPS * key.threads)
-    of_part = {
-        "block": {"forward": 2 * flop_s, "backward": 4 * flop_s},
-        "ends": {"forward": 20 * _USUAL_BYTE_S, "backward": 40 * _USUAL_BYTE_S},
-        "attention": {"forward": 4 * flop_s, "backward": 10 * flop_s},
-        "head": {"": 6 * flop_s},
-    }
-    surfaces = {name: Surface.of({1.0: {1.0: of_part[(parts := name.split())[0]][parts[3] if parts[3:] else ""]}})
-                for name in _NEEDED_SURFACES}  # fmt: skip
+    forward_s = {"block": 2 * flop_s, "ends": 20 * _USUAL_BYTE_S, "attention": 4 * flop_s, "head": 6 * flop_s}
+    surfaces = {}
+    for name in _NEEDED_SURFACES:
+        kind, part = name.split()[0], name.split()[-1]
+        factor = {"backward": 2.5 if kind == "attention" else 2.0}.get(part, 1.0)
+        surfaces[name] = Surface.of({1.0: {1.0: factor * forward_s[kind]}})
     numbers = dict.fromkeys(_NEEDED_NUMBERS, _USUAL_BYTE_S)
     numbers |= {"optimizer auto": 20 * _USUAL_BYTE_S, "row": 1e-5, "start": 5.0, "frozen fp32": 0.5, "frozen bf16": 0.5}
     return Rates(key=key, made=0.0, took_s=0.0, load=None, surfaces=surfaces, numbers=numbers)

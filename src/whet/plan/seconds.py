@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from whet import console
 from whet.plan.anatomy import Anatomy, MicroBatch, Reading, Workload
 from whet.plan.rates import FORMATS, Kind, Part, Rates
 from whet.plan.show import TIME
-from whet.precision.compare import LEAST_FLOP, MARGIN
+from whet.precision.compare import MARGIN, is_worth_timing, n_timed_rows
 
 StepPart = Literal["data", "forward", "backward", "exchange", "optimizer"]
 RunPart = Literal["start", "trial", "data", "forward", "backward", "exchange", "optimizer", "evaluation", "saving"]
 STEP_PARTS: tuple[StepPart, ...] = ("data", "forward", "backward", "exchange", "optimizer")
 
-_TRIAL_TOKENS, _TRIAL_ROUNDS = 512, 3
+_TRIAL_ROUNDS = 3
 """Tokens of the passes that compare two formats before the first step, and how often both run, about."""
 _NARROW_HEAD = 64
 """A head with fewer outputs for each number of the width is one of those that were timed around the blocks."""
@@ -148,7 +149,7 @@ def chosen_precision(rates: Rates, anatomy: Anatomy, work: Workload) -> str:
 def _is_tried(anatomy: Anatomy) -> bool:
     """Return whether a training times passes in two formats before its first step: to choose one, or to warn of it."""
     n_weights = sum(one.n_weights * one.times for one in anatomy.products)
-    return anatomy.precision != "fp32" and 6.0 * n_weights * _TRIAL_TOKENS >= LEAST_FLOP
+    return anatomy.precision != "fp32" and is_worth_timing(n_weights)
 
 
 def _trial_s(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> float:
@@ -160,7 +161,7 @@ def _trial_s(rates: Rates, anatomy: Anatomy, work: Workload, precision: str) -> 
 
 def _pass_of_trial_s(rates: Rates, anatomy: Anatomy, work: Workload, form: str) -> float:
     batch = work.steps[0][0]
-    n_rows = max(1, min(batch.n_rows, int(batch.n_rows * _TRIAL_TOKENS / max(batch.n_computed, 1))))
+    n_rows = n_timed_rows(batch.n_rows, batch.n_computed, torch.device("cpu"))
     lengths = batch.lengths[:n_rows]
     n_computed = n_rows * batch.padded_to if batch.padded_to else int(lengths.sum())
     n_targets = max(1, round(batch.n_targets * n_computed / max(batch.n_computed, 1)))

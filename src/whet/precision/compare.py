@@ -7,6 +7,10 @@ import torch
 
 MARGIN = 1.15
 """bf16 must be this many times as fast as fp32: a smaller gain may come from a busy machine, and bf16 costs digits."""
+TIMED_TOKENS = 512
+"""Tokens of a timed pass on a CPU, about: enough for products at full speed, few enough to take only seconds."""
+FORWARD, FORWARD_AND_BACKWARD = 2.0, 6.0
+"""Operations of the products for each weight and token, as transformers counts them."""
 LEAST_FLOP = 1e9
 """Products of fewer operations take a few milliseconds on one core; such a pass spends its time in calls."""
 FEWEST_ROUNDS = 2
@@ -27,6 +31,26 @@ class Times:
     def speedup(self) -> float:
         """How many times as fast as fp32 the other format is."""
         return self.fp32_s / self.other_s
+
+
+def flop(n_weights: float, passes: float = FORWARD_AND_BACKWARD) -> float:
+    """Return the operations in the products of TIMED_TOKENS tokens with this many weights."""
+    return passes * n_weights * TIMED_TOKENS
+
+
+def is_worth_timing(n_weights: float, passes: float = FORWARD_AND_BACKWARD) -> bool:
+    """Return whether the products of these weights are large enough to gain by a format."""
+    return flop(n_weights, passes) >= LEAST_FLOP
+
+
+def n_timed_rows(n_rows: int, n_tokens: int, device: torch.device) -> int:
+    """Return how many of a batch's rows a timed pass computes: on a CPU those of about TIMED_TOKENS tokens.
+
+    A GPU computes so few tokens in less time than the program launches their kernels, in each format.
+    """
+    if device.type != "cpu" or n_tokens <= TIMED_TOKENS:
+        return n_rows
+    return max(1, n_rows * TIMED_TOKENS // n_tokens)
 
 
 def alternate(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.ranks import launch_id, may_start_again, resumes_unasked
+from whet.config.upload import ADAPTER
 from whet.errors import StorageError
 from whet.log import logger
 from whet.store import manifest
@@ -33,7 +34,7 @@ ASIDE = "abandoned"
 """Prefix of the folders for checkpoints that a run abandoned when it went back to an older one."""
 STATE, TRAINER_STATE = "state.json", "trainer_state.json"
 """The parts of a run's state, and the counters and the log as transformers writes them."""
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_CONFIG = "config.json"
 FACTS = ("run", "parents", "launch")
 """What a manifest says of the lineage."""
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -366,7 +367,7 @@ def _not_complete(folder: Path, problems: Sequence[str]) -> StorageError:
         )
     if _is_of_transformers(folder):
         return _of_transformers(folder)
-    is_model = (folder / _CONFIG).is_file() or (folder / _ADAPTER).is_file()
+    is_model = (folder / _CONFIG).is_file() or (folder / ADAPTER).is_file()
     instead = _from_weights(folder) if is_model else f"name a folder checkpoint-STEP of a run; or {_NEW_RUN}"
     return StorageError(
         what=what,
@@ -399,6 +400,6 @@ def _of_transformers(folder: Path) -> StorageError:
 
 def _from_weights(folder: Path) -> str:
     name, run = shlex.quote(str(folder)), "another --output_dir, no --resume_from_checkpoint"
-    if (folder / _ADAPTER).is_file():
+    if (folder / ADAPTER).is_file():
         return f"merge its adapter, run: whet merge {name} --output_dir MERGED; then --model_name_or_path MERGED, {run}"
     return f"start from its weights: --model_name_or_path {name}, {run}"

@@ -87,7 +87,7 @@ def settle(folder: Path, model: str, before: str | None = None) -> bool:
         return False
     known = _read_object(folder / OWNER_NAME).get("model", before)
     names = [name for split in ERRORS for name in _all_names_of(split)]
-    is_other = known not in (None, model) and _forget(folder, names, names_in(folder))
+    is_other = known not in (None, model) and _forget(folder, names, (ALL, *names))
     if known != model or not (folder / OWNER_NAME).exists():
         output_files.write_json(folder / OWNER_NAME, {"model": model}, indent=2, on_error="continue")
     return is_other

@@ -29,10 +29,6 @@ from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
 from whet.store import weights
 
-_TOKENS = 512
-"""Tokens of a pass on a CPU, about: enough for products at full speed, few enough to take only seconds."""
-_FORWARD, _FORWARD_AND_BACKWARD = 2.0, 6.0
-"""Operations of the products for each weight and token, as transformers counts them."""
 _EVALUATION_ROUNDS = 3
 _FEWEST_BATCHES = 6
 """With fewer batches, timing takes longer than the faster format saves in an evaluation."""
@@ -92,7 +88,9 @@ class PrecisionChoice:
             name, self.why = kept, f"{kept} (auto: as in the checkpoint)"
             logger.info("precision auto: %s, as in the checkpoint", kept)
         elif name == "auto":
-            name = self._measured(prepared, partial(self.time_steps, prepared, rows, "bf16"), _FORWARD_AND_BACKWARD)
+            name = self._measured(
+                prepared, partial(self.time_steps, prepared, rows, "bf16"), compare.FORWARD_AND_BACKWARD
+            )
         elif self._auto_as_in:
             self.why = f"{name} (auto: as in {self._auto_as_in})"
         elif prepared.args.precision != "auto":
@@ -110,7 +108,7 @@ class PrecisionChoice:
             self.why = self.why or "fp32 (auto: too few batches to measure)"
         elif self._of_evaluations is None:
             timed = partial(self._time_forward, prepared, dataset)
-            name = prepared.sync.precision(self._measured(prepared, timed, _FORWARD))
+            name = prepared.sync.precision(self._measured(prepared, timed, compare.FORWARD))
             self._of_evaluations = policy.make(name, prepared.device)
         return self._of_evaluations or self.current
 
@@ -144,7 +142,8 @@ class PrecisionChoice:
         while True:
             try:
                 with preserving_state(prepared.model):
-                    return self._time_passes(prepared, timed_passes(prepared, rows), other)
+                    passes = Passes(prepared, [_batch(prepared, prepared.train_dataset, rows)])
+                    return self._time_passes(prepared, passes, other)
             except torch.OutOfMemoryError:  # auto_find_batch_size looks later for what fits
                 if len(rows) == 1:
                     raise
@@ -157,7 +156,7 @@ class PrecisionChoice:
 
     def _time_forward(self, prepared: Prepared, dataset: Any) -> Timing | None:
         """Time forward passes over the first rows in fp32 and in bf16; None if products are too small."""
-        if _flop(prepared.model, _FORWARD) < compare.LEAST_FLOP:
+        if not compare.is_worth_timing(weights.count_without_embeddings(prepared.model), compare.FORWARD):
             return None
         with preserving_state(prepared.model), torch.no_grad():
             prepared.model.eval()
@@ -172,7 +171,7 @@ class PrecisionChoice:
             times = compare.alternate(fp32, half, self.clock, prepared.device, n_rounds=_EVALUATION_ROUNDS)
         return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
 
-    def _measured(self, prepared: Prepared, timed: Callable[[], Timing | None], flop: float) -> str:
+    def _measured(self, prepared: Prepared, timed: Callable[[], Timing | None], passes: float) -> str:
         """Return the precision that `auto` chooses, and log the reason."""
         if not has_bf16(prepared.device):
             self.why = "fp32 (auto: this GPU has no bf16)"
@@ -181,7 +180,8 @@ class PrecisionChoice:
         timing = timed()
         if timing is None:
             text = "precision auto: fp32; %d tokens are %.2g GFLOP of products, too few for a format to gain (below %g)"
-            logger.info(text, _TOKENS, _flop(prepared.model, flop) / 1e9, compare.LEAST_FLOP / 1e9)
+            flop = compare.flop(weights.count_without_embeddings(prepared.model), passes)
+            logger.info(text, compare.TIMED_TOKENS, flop / 1e9, compare.LEAST_FLOP / 1e9)
             self.why = "fp32 (auto: model too small for bf16 to gain)"
             return "fp32"
         speedup = timing.times.speedup
@@ -209,14 +209,9 @@ def _compile(prepared: Prepared, *passes: Callable[[], None]) -> None:
             one()
 
 
-def _flop(model: nn.Module, passes: float = _FORWARD_AND_BACKWARD) -> float:
-    """Return the operations in the products of _TOKENS tokens."""
-    return passes * weights.count_without_embeddings(model) * _TOKENS
-
-
 def are_worth_timing(model: nn.Module) -> bool:
     """Return whether a training of this model times two formats: its products are large enough to gain by one."""
-    return _flop(model) >= compare.LEAST_FLOP
+    return compare.is_worth_timing(weights.count_without_embeddings(model))
 
 
 def timed_passes(prepared: Prepared, rows: np.ndarray) -> Passes:
@@ -238,20 +233,10 @@ def _first_micro_batch(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
 def _batch(prepared: Prepared, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:
     """Return a batch of the rows that a timed pass computes."""
     batch = prepared.objective.batch(dataset, rows, 0)
-    n_timed = n_timed_rows(len(rows), batch.n_computed, prepared.device)
+    n_timed = compare.n_timed_rows(len(rows), batch.n_computed, prepared.device)
     if n_timed < len(rows):
         batch = prepared.objective.batch(dataset, rows[:n_timed], 0)
     return batch.to(prepared.device)
-
-
-def n_timed_rows(n_rows: int, n_tokens: int, device: torch.device) -> int:
-    """Return how many of a batch's rows a timed pass computes: on a CPU those of about _TOKENS tokens.
-
-    A GPU computes so few tokens in less time than the program launches their kernels, in each format.
-    """
-    if device.type != "cpu" or n_tokens <= _TOKENS:
-        return n_rows
-    return max(1, n_rows * _TOKENS // n_tokens)
 
 
 class Passes(nn.Module):

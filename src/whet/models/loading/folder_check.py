@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from whet.config.upload import ADAPTER
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.models.experts.settings import KEY, unmarked
@@ -32,7 +33,6 @@ _LARGEST_BYTES = {
 _LARGEST_TEXT_BYTES = 128 * _MIB
 """Limit of vocabularies, merges and templates."""
 _READ_WHOLE = (".json", ".txt", ".model", ".jinja", ".bpe", ".vocab")
-ADAPTER = "adapter_config.json"
 
 
 def check_folder(folder: Path, *, adapter: bool = False, hub_name: str | None = None) -> None:

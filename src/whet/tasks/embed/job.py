@@ -428,7 +428,7 @@ class _TrainerOfCommand(Trainer):
             return "fp32", " (auto: this GPU has no bf16)"
         if changes(self.model) is None:
             return "fp32", " (auto: whet does not change this model)"
-        if 6.0 * encoder.num_parameters(exclude_embeddings=True) * 512 < formats.LEAST_FLOP:
+        if not formats.is_worth_timing(encoder.num_parameters(exclude_embeddings=True)):
             return "fp32", " (auto: the model is too small to gain)"
         rows: Any = self.train_dataset
         batch = self.data_collator([rows[n] for n in range(min(self.args.train_batch_size, len(rows)))])
