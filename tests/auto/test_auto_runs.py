@@ -133,6 +133,20 @@ def test_a_short_run_is_not_tried(
 
 
 @pytest.mark.slow
+def test_a_run_too_short_for_trials_takes_what_an_earlier_one_has_tried(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = asked("classify", encoder, tmp_path / "out", auto="true", auto_ranks=1, auto_budget_s=55)
+    keep(Candidate(rows=3, batches=2), given, larger_bytes=1)  # a larger one would fit now
+    assert run(given) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "settings are tried again: " in out
+    assert "nothing is tried, as the run takes about" in out
+    assert "(--auto_again tries): 3 x 2, 0.5" in out
+    assert begins(tmp_path / "out")[0]["auto"]["setting"] == "3 x 2"
+
+
+@pytest.mark.slow
 def test_a_run_whose_trials_find_no_time_stays_as_it_is(
     encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -421,6 +435,7 @@ def test_a_choice_holds_as_long_as_the_memory_does() -> None:
     choice = Choice(candidate=Candidate(rows=4, batches=2), peak_bytes=1000, larger_bytes=4000)
     assert choice.why_again(2000) == ""
     assert "1 kB are free now" in choice.why_again(1000)
+    assert choice.why_again(4500) == "", "what is free differs by as much from one minute to the next"
     assert choice.why_again(5000), "the larger one may fit now"
     assert choice.why_again(None) == ""
     assert Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice

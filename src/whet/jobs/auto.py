@@ -401,7 +401,7 @@ def chosen(task: Task, job: Any, args: TrainingArguments) -> tuple[TrainingArgum
     if choice is None and known is not None and not job.auto_again:
         choice = _kept(known, args)
     if choice is None:
-        choice = _tried(task, job, args, command.words)
+        choice = _tried(task, job, args, command.words, known)
         if choice is not None and choice.step_s is not None and (why := choose.keep(choice, key)):
             _say(f"the next start tries again, as the choice is not kept: {why}", "")
     if choice is None:
@@ -444,17 +444,36 @@ def _say(text: str, label: str = "auto") -> None:
 
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
-    if why := known.why_again(memory.free_bytes(unheld_bytes=known.unheld_bytes, limit_gb=args.memory_limit_gb)):
+    if why := known.why_again(_free_bytes(known, args)):
         _say(f"settings are tried again: {why}")
         return None
-    if known.candidate.allocator != "default" and known.candidate.allocator not in allocators():
+    if not _can_begin(known):
         return None
-    step = "" if known.step_s is None else f", {console.fine_duration(known.step_s)} a step"
-    age = console.duration(max(time.time() - known.made, 0))
-    _say(f"{known.candidate}{step}: as tried {age} ago on this machine; --auto_again true tries again")
+    _say(f"{_in_words(known)} on this machine; --auto_again true tries again")
     for text in known.prices:
         _say(text)
     return known
+
+
+def _as_known(known: Choice | None, args: TrainingArguments, why: str) -> Choice | None:
+    """Return the choice of an earlier run, which is not to be tried again for this reason; None if it does not fit."""
+    if known is None or known.was_busy or not known.fits(_free_bytes(known, args)) or not _can_begin(known):
+        return None
+    _say(f"{why}: {_in_words(known)}")
+    return known
+
+
+def _free_bytes(known: Choice, args: TrainingArguments) -> int | None:
+    return memory.free_bytes(unheld_bytes=known.unheld_bytes, limit_gb=args.memory_limit_gb)
+
+
+def _can_begin(known: Choice) -> bool:
+    return known.candidate.allocator in ("default", *allocators())
+
+
+def _in_words(known: Choice) -> str:
+    step = "" if known.step_s is None else f", {console.fine_duration(known.step_s)} a step"
+    return f"{known.candidate}{step}: as tried {console.duration(max(time.time() - known.made, 0))} ago"
 
 
 def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice | None:
@@ -491,8 +510,11 @@ def _resumed(job: Any, args: TrainingArguments, known: Choice | None) -> Choice 
     return Choice(candidate=found)
 
 
-def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) -> Choice | None:
-    """Return what trials have chosen, and say what was tried; None if nothing could be."""
+def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str], known: Choice | None) -> Choice | None:
+    """Return what trials have chosen, and say what was tried; None if nothing could be.
+
+    Where the run is too short for trials, what an earlier one has `known` stays, if it fits.
+    """
     was_busy = choose.is_busy()
     with Workshop(words) as workshop:
         try:
@@ -513,7 +535,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str]) 
         if short:
             took, budget = (console.duration(seconds) for seconds in (plan["train_s"], job.auto_budget_s))
             why = f"nothing is tried, as the run takes about {took} and trials up to {budget} (--auto_again tries)"
-            return _by_forecast(contest, why)
+            return _as_known(known, args, why) or _by_forecast(contest, why)
         best = contest.run()
         if best is None and not any(one.fits for one in contest.known):
             raise _nothing_fits(contest)

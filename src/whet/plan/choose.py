@@ -35,6 +35,8 @@ Allocator = Literal["default", "tcmalloc", "jemalloc"]
 FITS_FRAC = 0.9
 """A candidate fits if it takes less than this share of what is free: forecasts are up to 5 % too low, and a run stops
 when 5 % are left."""
+_SURELY_FITS_FRAC = 0.85
+"""What did not fit then is a reason to try again below this share: what is free varies by some percent by itself."""
 MOST_ROUNDS = 6
 _FEWEST_ROUNDS = 3
 _HOPELESS, _SLOWER, _FASTER, _BARELY_FASTER = (1.3, 1.08), 1.03, 0.97, 0.985
@@ -483,10 +485,14 @@ class Choice:
         """Return why it does not hold any more, with so much free memory; "" if it does."""
         if self.was_busy and not is_busy():
             return "other programs ran next to the trials"
-        least, most = self.peak_bytes, self.larger_bytes
-        if free is None or ((least is None or least <= FITS_FRAC * free) and (most is None or most > FITS_FRAC * free)):
+        most = self.larger_bytes
+        if free is None or (self.fits(free) and (most is None or most > _SURELY_FITS_FRAC * free)):
             return ""
         return f"{console.amount(free)} are free now, which is another amount than then"
+
+    def fits(self, free: int | None) -> bool:
+        """Return whether it holds no more than may be taken of so much free memory, in bytes; None: unknown."""
+        return free is None or self.peak_bytes is None or self.peak_bytes <= FITS_FRAC * free
 
 
 def kept(key: Mapping[str, Any]) -> Choice | None:
