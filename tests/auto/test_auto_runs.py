@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from safetensors.torch import load_file
 
 from forked_starts import STARTS
@@ -117,6 +118,36 @@ def test_a_second_start_takes_the_choice_of_the_first(
     assert rows.stat().st_size == len(text.encode())
     assert run(asked("classify", encoder, tmp_path / "third", **_TRIES, dry_run="true")) == 0
     assert STARTS.n_forked > before
+
+
+def kept(given: list[str]) -> Choice | None:
+    """The choice that a run of these words would find."""
+    job, args = load_settings(command(given[0]), given[1:]).settings
+    return choose.kept(choose.key_of(given[0], job, args))
+
+
+def test_a_choice_is_not_that_of_other_data_in_the_same_folder(encoder: Path, tmp_path: Path) -> None:
+    file, rows = tmp_path / "data" / "train.parquet", topic_rows()
+    file.parent.mkdir()
+    Dataset.from_list(rows).to_parquet(file)
+    given = asked("classify", encoder, tmp_path / "out", auto="true", dataset_name=file.parent)
+    at = given.index("--train_file")
+    del given[at : at + 2]
+    keep(Candidate(rows=3, batches=2), given)
+    assert kept(given) is not None
+    Dataset.from_list([row | {"text": " ".join([row["text"]] * 9)} for row in rows]).to_parquet(file)
+    assert kept(given) is None
+
+
+def test_a_choice_is_not_that_of_other_predictions(encoder: Path, rows: Path, tmp_path: Path) -> None:
+    """Forecasts count them: the memory of a run that predicts may be that of its longest test row."""
+    test = write_csv(tmp_path / "test.csv", topic_rows())
+    given = asked("classify", encoder, tmp_path / "out", auto="true", test_file=test)
+    keep(Candidate(rows=3, batches=2), given)
+    assert kept(given) is not None
+    assert kept([*given, "--do_predict"]) is None
+    write_csv(test, [row | {"text": " ".join([row["text"]] * 9)} for row in topic_rows()])
+    assert kept(given) is None
 
 
 @pytest.mark.slow

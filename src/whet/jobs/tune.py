@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,7 @@ from whet.config.environment import RESUME
 from whet.config.fields import UPLOAD
 from whet.config.secrets import hidden, is_token
 from whet.config.settings import Names, options_of, printable
+from whet.data.files.file_bytes import contents
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
 from whet.jobs import used_again
 from whet.jobs.fields import JobFields
@@ -178,7 +179,7 @@ class _Search:
 
     def _settings(self) -> dict[str, Any]:
         searched = {one.name for one in self._space}
-        found = {**printable(self._job), **printable(self._args), **used_again.contents(self._job)}
+        found = {**printable(self._job), **printable(self._args), **contents(asdict(self._job))}
         found = {name: value for name, value in found.items() if name not in _UNLIKE | searched}
         return json.loads(json.dumps({"search": sorted(self._asked.search), **found}, default=str))
 

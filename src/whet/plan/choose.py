@@ -22,7 +22,7 @@ from typing import Any, Literal
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
-from whet.data.files.file_bytes import digest_of
+from whet.data.files.file_bytes import contents
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -408,19 +408,18 @@ _SHAPELESS = frozenset({
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "num_train_epochs",
     "max_steps", "min_steps", "resume_from_checkpoint", "resume_allow_changes", "save_steps", "save_total_limit",
     "save_strategy", "save_interval_s", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start", "token",
-    "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s", "do_predict", "test_file",
+    "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s",
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "ddp_timeout",
     *UPLOAD,
 })  # fmt: skip
 """Settings that change neither the speed of a step nor what a run holds."""
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
-_FILES = ("train_file", "validation_file")
 
 
 def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
     """Return what a choice depends on: the machine, versions, the model's shape, and the data.
 
-    Files count by their content: the longest row of other data may not fit into memory.
+    Files, and the folder of a data set, count by their content: the longest row of other data may not fit into memory.
     """
     values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
     found = {name: value for name, value in values.items() if name not in _SHAPELESS}
@@ -428,16 +427,13 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
         config = Path(found[name] or "") / "config.json"
         if found[name] and config.is_file():
             found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
-    for name in _FILES:
-        if found[name] and Path(found[name]).is_file():
-            found[name] = digest_of([Path(found[name])])
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         "several_seeds": values["seeds"] > 1,  # they run in one process
         **{name: metadata.version(name) for name in ("torch", "transformers")},
         "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
-        **found,
+        **found, **contents(found),
     }  # fmt: skip
 
 
