@@ -405,18 +405,22 @@ _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
 """What torch and transformers raise for a batch that does not fit the model."""
 
 
+def _is_on_gpu(ids: Any) -> bool:
+    return isinstance(ids, Tensor) and ids.device.type == "cuda"
+
+
 @contextmanager
-def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+def explained(model: nn.Module, inputs: Mapping[str, Any], places: Tensor | None = None) -> Iterator[None]:
     """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
 
     ConfigError if its code does not run under autocast. A GPU gets no ids that the host knows to be wrong: its kernels
-    would end the process, and name none.
+    would end the process, and name none. `places` (N,) are those of the flattened batch that are computed; None: all
+    are. What is padding may be a token that the model does not know.
     """
-    ids = inputs.get("input_ids")
-    if isinstance(ids, Tensor) and ids.device.type == "cuda":
+    if _is_on_gpu(inputs.get("input_ids")):
         from whet.models.bad_batch import outside_of_tables
 
-        if (odd := outside_of_tables(model, inputs)) is not None:
+        if (odd := outside_of_tables(model, inputs, places)) is not None:
             raise odd
     try:
         yield
@@ -425,7 +429,7 @@ def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
             raise
         from whet.models.bad_batch import explanation_of
 
-        if (found := explanation_of(error, model, inputs)) is None:
+        if (found := explanation_of(error, model, inputs, places)) is None:
             raise
         raise found from error
 
