@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -217,6 +217,18 @@ def without_graphs(model: nn.Module) -> Iterator[bool]:
     finally:
         for graphs in found:
             graphs.resume()
+
+
+@contextmanager
+def trial_of_graphs(model: nn.Module) -> Iterator[None]:
+    """Let the graphs of the model be after the block as if its passes had not run: as in a trial of formats or sizes.
+
+    Its passes may have other weights, or run out of memory where those of the training do not.
+    """
+    with ExitStack() as stack:
+        for graphs in graphs_in(model):
+            stack.enter_context(graphs.trial())
+        yield
 
 
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
