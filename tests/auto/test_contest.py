@@ -5,7 +5,7 @@ The processes are those of `test_auto_runs.py`; what they would answer is writte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from whet.cli.commands import command
 from whet.config.command_line import load as load_settings
 from whet.jobs import auto
 from whet.jobs.trial_processes import drafted
+from whet.plan import choose
 from whet.plan.choose import Candidate, Forecast
 
 FREE = 1000
@@ -27,10 +28,14 @@ PEAKS = {"fp32": {LARGE: 1200, MIDDLE: 700, BASE: 500}, "bf16": {LARGE: 800, MID
 
 
 class Script:
-    """Processes that answer as written: the format that `auto` chooses, and times that fall with the rows."""
+    """Processes that answer as written: the format that `auto` chooses, and how long a candidate takes for a step.
 
-    def __init__(self, precision: str) -> None:
+    Without `seconds`, times fall with the rows.
+    """
+
+    def __init__(self, precision: str, seconds: Callable[[Candidate, int], float] | None = None) -> None:
         self.precision = precision
+        self.seconds = seconds or (lambda candidate, _: 1.0 / candidate.rows)
         self.begun: list[tuple[Candidate, Mapping[str, Any]]] = []
         self.stepped: set[Candidate] = set()
 
@@ -51,13 +56,20 @@ class Answers:
         if not asked:
             return [{"precision": self.precision, "threads": 1, "trial_s": 0.0}]
         self.script.stepped.add(self.candidate)
-        return [{"seconds": asked["n"] / self.candidate.rows, "peak": PEAKS[self.precision][self.candidate]}]
+        took_s = asked["n"] * self.script.seconds(self.candidate, asked["first"])
+        return [{"seconds": took_s, "peak": PEAKS[self.precision][self.candidate]}]
 
     def end(self, *, at_once: bool = False) -> None:
         self.has_ended = True
 
 
-def contest(script: Script, tmp_path: Path, seeds: int = 1, **options: Any) -> auto._Contest:
+BY_ROWS = {one: 1.0 / one.rows for one in PEAKS["fp32"]}
+NEARLY_ALIKE = {one: 1.0 - one.rows / 100 for one in PEAKS["fp32"]}
+
+
+def contest(
+    script: Script, tmp_path: Path, seeds: int = 1, forecast_s: Mapping[Candidate, float] = BY_ROWS, **options: Any
+) -> auto._Contest:
     job, args = load_settings(
         command("classify"),
         asked("classify", tmp_path, tmp_path / "out", precision="auto", auto="true", auto_ranks=1, **options)[1:],
@@ -65,7 +77,7 @@ def contest(script: Script, tmp_path: Path, seeds: int = 1, **options: Any) -> a
     both = {one: max(peaks[one] for peaks in PEAKS.values()) for one in PEAKS["fp32"]}
     known = {
         form: [
-            asdict(Forecast(candidate=one, step_s=1.0 / one.rows, fits=peak <= 0.9 * FREE, peak_bytes=peak))
+            asdict(Forecast(candidate=one, step_s=forecast_s[one], fits=peak <= 0.9 * FREE, peak_bytes=peak))
             for one, peak in peaks.items()
         ]
         for form, peaks in {"auto": both, **PEAKS}.items()
@@ -96,6 +108,47 @@ def test_what_fits_is_that_of_the_format_which_the_first_trial_chose(
     assert all(settings == {"precision": chosen} for _, settings in script.begun[1:]), "the format is chosen once"
     if chosen == "fp32":
         assert (LARGE, None, None, "takes 120% of what is free in fp32") in found.results
+
+
+@pytest.mark.parametrize(
+    ("times_s", "rows", "winner", "said"),
+    [
+        ((1.0, 1.01, 2.0), 2, MIDDLE, "6 x 1 is as fast, and holds 1 kB more"),
+        ((1.01, 1.0, 1.01), 2, BASE, "3 x 2 is as fast, and holds 1 kB more"),
+        ((1.0, 1.2, 2.0), 2, LARGE, "3 x 2 lost by 0.200 s a step, and holds 1 kB less"),
+        ((1.0, 1.014, 1.028), 1, MIDDLE, "6 x 1 is as fast, and holds 1 kB more"),
+    ],
+)
+def test_of_splits_that_are_as_fast_the_users_own_stays_or_the_smaller_one_is_taken(
+    times_s: tuple[float, ...], rows: int, winner: Candidate, said: str, tmp_path: Path
+) -> None:
+    """The user's own has these rows. The last of three that are each as fast as the one before is slower than all."""
+    step_s = dict(zip((LARGE, MIDDLE, BASE), times_s, strict=True))
+    own = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 6 // rows}
+    found = contest(Script("bf16", lambda candidate, _: step_s[candidate]), tmp_path, forecast_s=NEARLY_ALIKE, **own)
+    best = found.run()
+    assert best is not None
+    assert best.candidate == winner
+    results = found.all_results(best)
+    assert choose.why_the_next_lost(results, winner) == said
+    lines = choose.table(results, winner, 1.0, 6)
+    assert [line for line in lines if "taken" in line or "as fast" in line or "slower" in line] == lines[2:5]
+
+
+def test_rounds_that_end_with_the_best_one_still_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that do not fit next to each other: the first one ends after a few rounds, in one of which it is faster."""
+    monkeypatch.setattr(auto.memory, "available_bytes", lambda: 0)
+
+    def seconds(candidate: Candidate, step: int) -> float:
+        return {LARGE: 2.0, MIDDLE: 2.02 if step == 2 else 1.92, BASE: 4.0}[candidate]
+
+    found = contest(Script("bf16", seconds), tmp_path, forecast_s=NEARLY_ALIKE)
+    best = found.run()
+    assert best is not None
+    assert best.candidate == MIDDLE
+    lines = choose.table(found.all_results(best), MIDDLE, 1.0, 6)
+    assert not [line for line in lines if "faster" in line], "what is not taken is faster than nothing"
+    assert choose.why_the_next_lost(found.all_results(best), MIDDLE).startswith("6 x 1 lost by ")
 
 
 def test_several_seeds_which_choose_themselves_fit_in_any_format(tmp_path: Path) -> None:

@@ -643,6 +643,34 @@ def test_precision_auto_says_why_it_measures_nothing(
     assert any(text.startswith("precision auto: fp32; ") and why in text for text in caplog.messages)
 
 
+@pytest.mark.parametrize(("most", "tried"), [(2, [4, 2]), (0, [4, 2, 1])])
+def test_precision_auto_tries_rows_that_fit_into_memory(
+    most: int, tried: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """fp32 has memory for `most` rows, and bf16 for all."""
+    monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    monkeypatch.setattr(compare, "MARGIN", 0.0)  # whatever this processor takes longer for
+    seen: list[tuple[str, int]] = []
+
+    class Scarce(whet.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+            name, n_rows = "bf16" if torch.is_autocast_enabled("cpu") else "fp32", len(inputs["input_ids"])
+            seen.append((name, n_rows))
+            if name == "fp32" and n_rows > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().compute_loss(model, inputs, *given, **named)
+
+    args = arguments(tmp_path, precision="auto", max_steps=2, save_strategy="no", use_cpu=True)
+    trainer = Scarce(classifier(), args, pad, rows())
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert seen[: len(tried)] == [("fp32", n_rows) for n_rows in tried]
+    assert seen[-1] == ("bf16", 4)
+    said = "bf16 runs at" if most else "there is no memory for one row in fp32"
+    assert any(text.startswith(f"precision auto: bf16; {said}") for text in caplog.messages)
+
+
 def test_precision_auto_leaves_no_trace_of_soft_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
     seen: list[Any] = []

@@ -19,6 +19,8 @@ from tiny_encoders import sentences
 from transformers import AutoModelForSequenceClassification
 
 from whet.cli.main import run
+from whet.precision import compare
+from whet.tasks.embed import job
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
 import sentence_transformers as library
@@ -246,6 +248,29 @@ def test_changes_that_the_trainer_would_not_carry_out_are_refused(
     for name in ("optim", "rows_per_step"):
         whet(*words, "--resume_allow_changes", f"learning_rate,{name}", code=78)
         assert f"cannot resume with another {name}" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_formats_are_compared_on_rows_that_fit_into_memory(
+    task: str, encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp32 has memory for no row, and bf16 for all."""
+    monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    pass_in, tried = job._TrainerOfCommand._pass_in, list[str]()
+
+    def scarce(trainer: Any, products: str, batch: Any) -> None:
+        tried.append(products)
+        if products == "fp32":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        pass_in(trainer, products, batch)
+
+    monkeypatch.setattr(job._TrainerOfCommand, "_pass_in", scarce)
+    data = write(tmp_path / "data.csv", {"one": texts(1), "two": texts(2), "fits": scores()})
+    whet(task, "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+         "--max_steps", 1, "--precision", "auto", "--output_dir", tmp_path / "out")  # fmt: skip
+    assert tried == [*["fp32"] * 4, "bf16"], "8 rows, 4, 2, and one"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "precision: bf16 (auto: there is no memory for one row in fp32)" in said
 
 
 @pytest.mark.parametrize("task", ["embed", "rerank"])

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
+from transformers import default_data_collator
 
 import engine
 import whet
@@ -34,6 +35,7 @@ from whet.log import logger
 from whet.methods import capture
 from whet.models import captured, packed
 from whet.models.families import deberta
+from whet.precision import compare
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "precision"))
 from timed_runs import clock_of
@@ -605,6 +607,43 @@ def test_trials_before_the_first_step_leave_the_graphs_on(
             assert all(id(weight) in weights for weight, _ in passes._gradients)
     assert "CUDA graphs: off" not in caplog.text
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("by", ["engine", "whet.Trainer"])
+def test_a_trial_that_runs_out_of_memory_leaves_the_graphs_on(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training runs in bf16, whose graphs there is memory for."""
+    capture_of = captured.Passes._capture
+
+    def scarce(passes: captured.Passes, packed: Any, forward: Any, size: Any, *given: Any) -> Any:
+        if size.autocast is None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return capture_of(passes, packed, forward, size, *given)
+
+    monkeypatch.setattr(captured.Passes, "_capture", scarce)
+    monkeypatch.setattr(compare, "LEAST_FLOP", 0.0)
+    monkeypatch.setattr(compare, "MARGIN", 0.0)  # whatever this processor takes longer for
+    made, rows = tiny_model("bert"), tiny_rows(24, lengths=(30, 30))
+    if by == "engine":
+        usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "precision": "auto"}
+        trainer: Any = engine.Trainer(made, arguments(tmp_path, max_steps=6, **usual), train_dataset=rows)
+        trainer.precision.clock = clock_of(1.0, 0.1)
+    else:
+        own = whet.TrainingArguments(
+            str(tmp_path), max_steps=6, per_device_train_batch_size=4, precision="auto", use_cpu=True, report_to="none",
+            save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        given = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]
+        trainer = whet.Trainer(made, own, data_collator=default_data_collator, train_dataset=given)
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train()
+    assert "precision auto: bf16" in caplog.text
+    assert "CUDA graphs: off in this trial" in caplog.text
+    assert "CUDA graphs: off, this model" not in caplog.text
+    (passes,) = packed.graphs_in(made)
+    assert passes.why_not is None
+    assert Recording.replays >= 2 * 4, "of six steps the first runs launch by launch"
 
 
 def test_passes_without_graphs_for_a_while_have_their_masks() -> None:

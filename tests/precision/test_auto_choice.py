@@ -215,6 +215,40 @@ def test_a_gpu_is_timed_with_complete_batches(device: str, n_rows: int, n_tokens
     assert compare.n_timed_rows(n_rows, n_tokens, torch.device(device)) == n_timed
 
 
+@pytest.mark.parametrize("by", ["training", "evaluation"])
+@pytest.mark.parametrize(("most", "tried"), [(2, [8, 4, 2]), (0, [8, 4, 2, 1])])
+def test_formats_are_compared_on_rows_that_fit_into_memory(
+    by: str, most: int, tried: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """fp32 has memory for `most` rows, and bf16, which is faster, for all."""
+    caplog.set_level(logging.INFO, logger="whet")
+    model = _model_to_evaluate() if by == "evaluation" else measurable_model()
+    trainer = trainer_of(tmp_path, model=model, per_device_train_batch_size=8)
+    forward, seen, now_s = type(trainer.objective).forward, list[tuple[str, int]](), [0.0]
+
+    def scarce(objective: Any, batch: Any, **given: Any) -> Any:
+        is_half = torch.is_autocast_enabled("cpu")
+        seen.append(("bf16" if is_half else "fp32", batch.n_rows))
+        if not is_half and batch.n_rows > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        now_s[0] += 0.1 if is_half else 0.3
+        return forward(objective, batch, **given)
+
+    monkeypatch.setattr(type(trainer.objective), "forward", scarce)
+    trainer.precision.clock = lambda: now_s[0]
+    if by == "training":
+        trainer.train()
+        assert trainer.precision.name == "bf16"
+    else:
+        trainer.evaluate(tiny_rows(_LONG, lengths=(10, 20)))
+    assert seen[: len(tried)] == [("fp32", n_rows) for n_rows in tried]
+    assert seen[-1] == ("bf16", 8)
+    (line,) = _said(caplog)
+    said = "bf16 runs at 3.00 times the speed of fp32" if most else "there is no memory for one row in fp32"
+    assert line.startswith(f"precision auto: bf16; {said}")
+
+
 def test_a_timed_batch_that_does_not_fit_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before auto_find_batch_size has looked for what fits."""
     trainer = trainer_of(tmp_path, clock_of(1.0, 1.0), per_device_train_batch_size=8)

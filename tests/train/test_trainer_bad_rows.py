@@ -20,6 +20,7 @@ import whet
 from saved_decoder import save_decoder
 from tiny import arguments, tiny_config
 from tiny_decoders import tiny_decoder
+from whet.models import packed
 from whet.models.bad_batch import outside_of_tables
 
 CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -153,3 +154,46 @@ def test_ids_outside_of_the_tables_are_found_without_the_model(name: str) -> Non
     assert said in str(odd)
     assert fix in odd.problems[0].fix
     assert outside_of_tables(model, good) is None
+
+
+UNKNOWN = 500
+"""A token for which no model here has an embedding, such as a [PAD] that was added to a tokenizer alone."""
+
+
+def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return the rows as a batch whose padding is a token that the model does not know."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    places = torch.arange(longest) < torch.tensor([[len(row["input_ids"])] for row in rows])
+    ids = torch.tensor([row["input_ids"] + [UNKNOWN] * (longest - len(row["input_ids"])) for row in rows])
+    batch = {"input_ids": ids, "attention_mask": places.long()}
+    labels = {"labels": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
+    return batch | labels
+
+
+@pytest.mark.parametrize("by", ["engine", "own loop", "decoder in engine", "decoder in own loop"])
+def test_padding_that_nobody_computes_may_be_any_token(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a GPU reads ids, they are compared with the model's tables: those of the tokens that it computes."""
+    monkeypatch.setattr(packed, "_is_on_gpu", lambda _: True)
+    lines = [IDS[:n] for n in (4, 2, 3, 4)] * 2
+    decodes = by.startswith("decoder")
+
+    def run(lines: list[list[int]]) -> None:
+        rows = [{"input_ids": one} if decodes else {"input_ids": one, "label": 1} for one in lines]
+
+        def batch(rows: list[Any]) -> dict[str, torch.Tensor]:
+            found = padded(rows)
+            words = found["input_ids"].where(found["attention_mask"].bool(), -100)
+            return found | {"labels": words} if decodes else found
+
+        model = tiny_decoder("llama") if decodes else new(CLASSES)
+        if by.endswith("engine"):
+            engine.Trainer(model, arguments(tmp_path, max_steps=1), batch, rows).train()
+        else:
+            whet.optimize(model.train())(**batch(rows)).loss.backward()
+
+    run(lines)
+    text, fix = refusal(lambda: run([[*IDS[:2], UNKNOWN], *lines[1:]]))
+    assert "input_ids 500" in text
+    assert "resize_token_embeddings" in fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -409,6 +410,26 @@ def test_search_ends_once_all_combinations_were_tried(
     optuna = pytest.importorskip("optuna")
     failed = [one for one in journal if one.get("state") == optuna.trial.TrialState.FAIL.value]
     assert len(failed) < len(tried)
+
+
+def test_search_ends_if_only_known_values_come(
+    encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range of two neighbouring numbers, which are not counted: trainings of no time, as above."""
+    tried: list[float] = []
+
+    def train(search: tune._Search, trial: Any, values: dict[str, Any]) -> tune._Outcome:
+        tried.append(values["weight_decay"])
+        return tune._Outcome("complete", 0.5, 0.0)
+
+    monkeypatch.setattr(tune._Search, "_train", train)
+    monkeypatch.setattr(tune._Search, "finish", lambda _: None)
+    more = math.nextafter(0.1, 1.0)
+    assert run(command(encoder, topics, tmp_path / "out", f"weight_decay=0.1:{more!r}", trials=30)) == 0
+    assert 1 <= len(tried) == len(set(tried)) <= 2
+    said = capsys.readouterr().out
+    assert "the search ends, as 50 suggestions in a row were tried before" in said
+    assert "all combinations" not in said
 
 
 @pytest.mark.slow

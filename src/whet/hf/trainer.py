@@ -67,7 +67,7 @@ from whet.models import adapters, finite
 from whet.models.adapters import unwrapped
 from whet.models.forwards import home_of
 from whet.models.packable import answers_questions
-from whet.models.packed import packed_model
+from whet.models.packed import packed_model, trial_of_graphs
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
 from whet.own_loop import locate
@@ -588,23 +588,23 @@ class Trainer(transformers.Trainer):
             logger.info("precision auto: fp32; %s", why)
             return "fp32"
         try:
-            batch = self._first_batch()
-            if batch is None:
-                logger.info("precision auto: fp32; a stream, or rows without the labels of a loss, are not tried")
-                return "fp32"
-            times = compare.alternate(
-                functools.partial(self._pass, batch, None),
-                functools.partial(self._pass, batch, torch.bfloat16),
-                time.perf_counter,
-                self.args.device,
-            )
+            times = compare.with_rows_that_fit(self.args.per_device_train_batch_size, self._timed)
         except Exception as error:  # the code that fails is the user's, and training will show it if it fails there too
             logger.warning("precision auto: fp32; a batch could not be tried: %s: %s", type(error).__name__, error)
             return "fp32"
-        found = "bf16" if times.speedup >= compare.MARGIN else "fp32"
-        text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for"
-        logger.info(text, found, times.speedup, compare.MARGIN)
-        return found
+        if times is None:
+            logger.info("precision auto: fp32; a stream, or rows without the labels of a loss, are not tried")
+            return "fp32"
+        logger.info("precision auto: %s; %s", times.chosen, times.in_words)
+        return times.chosen
+
+    def _timed(self, n_rows: int, *, fp32: bool) -> compare.Times | None:
+        """Return how long passes over the first rows take in both formats, or in bf16 alone; None without a loss."""
+        if (batch := self._first_batch(n_rows)) is None:
+            return None
+        plain, half = (functools.partial(self._pass, batch, dtype) for dtype in (None, torch.bfloat16))
+        with trial_of_graphs(self.model):
+            return compare.alternate(plain if fp32 else None, half, time.perf_counter, self.args.device)
 
     def _why_untimed(self) -> str | None:
         """Return why the formats are not compared; None if they are."""
@@ -618,10 +618,9 @@ class Trainer(transformers.Trainer):
             return "on several ranks a loss of your own is not tried"
         return None
 
-    def _first_batch(self) -> Mapping[str, Any] | None:
+    def _first_batch(self, n_rows: int) -> Mapping[str, Any] | None:
         """Return the first rows of the training set as a batch with labels; None for a stream, or without a loss."""
         rows: Any = self.train_dataset
-        n_rows = self.args.per_device_train_batch_size
         if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
             return None
         if not len(rows):

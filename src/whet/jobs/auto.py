@@ -268,7 +268,7 @@ class _Contest:
         if other is None:
             return best
         other.level = best.level * median(ratios) if ratios else best.level
-        won = not why and choose.verdict(ratios) == "won"
+        won = not why and self._is_taken(other, best, ratios)
         if won and self._is_too_large(other):
             won, why = False, self._too_large(other.peak_bytes * candidate.ranks)
         winner, loser = (other, best) if won else (best, other)
@@ -276,8 +276,28 @@ class _Contest:
         self.results.append((loser.candidate, loser.level if ratios else None, loser.peak_bytes, "" if won else why))
         return winner
 
+    def _is_taken(self, other: _Runner, best: _Runner, ratios: Sequence[float]) -> bool:
+        """Return whether a runner takes the place of the best one: it is faster, or as fast and to be preferred.
+
+        Of two splits that are as fast this is the user's own, and else the one that holds less. Threads, cores, ranks
+        and the allocator stay what they are if no others are faster.
+        """
+        if (found := choose.verdict(ratios, are_all=True)) != "alike":
+            return found == "faster"
+        own, split = Candidate.of(self.args), other.candidate
+        is_split = replace(own, rows=split.rows, batches=split.batches, checkpointing=split.checkpointing) == split
+        if not is_split or best.candidate == own:
+            return False
+        tried = [level for one, level, _, _ in self.results if level is not None and not one.without]
+        if not choose.are_alike(other.level, min(best.level, other.level, *tried)):
+            return False  # of several, each may be as fast as the one before it, and the last slower than the first
+        return split == own or choose.holds_less(other.peak_bytes, best.peak_bytes)
+
     def _compared(self, best: _Runner, candidate: Candidate) -> tuple[_Runner | None, list[float], str]:
-        """Return the candidate at work, its times over those of the best in turn, and why there are too few."""
+        """Return the candidate at work, its times over those of the best in turn, and why there are too few.
+
+        There may be no more of them than rounds of a best that has ended.
+        """
         each_s = median(best.rounds.values())
         if self.until_s - time.monotonic() < best.start_s + 2 * each_s:
             self.results.append((candidate, None, None, NO_TIME))
@@ -297,7 +317,7 @@ class _Contest:
                 is_known = number in best.rounds and (best.process.has_ended or each_s > _LONG_S)
                 if is_known or best.process.has_ended:
                     if not is_known:
-                        break
+                        return other, ratios, "" if number >= choose.FEWEST_ROUNDS else NO_TIME
                     ratios.append(other.round(number, self.until_s) / best.rounds[number])
                     continue
                 pair = (best, other) if number % 2 else (other, best)

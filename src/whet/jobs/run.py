@@ -164,10 +164,11 @@ _LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 
 def _settings_of(job: JobFields, args: TrainingArguments) -> dict[str, Any]:
     """Return what all seeds have in common, and a resumed run must have too."""
-    from whet.jobs.used_again import contents
+    from whet.data.files.file_bytes import contents
 
-    task = {name: value for name, value in asdict(job).items() if name not in _FREE}
-    found = task | {name: getattr(args, name) for name in _LENGTH} | contents(job)
+    asked = asdict(job)
+    task = {name: value for name, value in asked.items() if name not in _FREE}
+    found = task | {name: getattr(args, name) for name in _LENGTH} | contents(asked)
     return json.loads(json.dumps(found))  # in the form that the record gives back
 
 

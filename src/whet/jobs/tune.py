@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,7 @@ from whet.config.environment import RESUME
 from whet.config.fields import UPLOAD
 from whet.config.secrets import hidden, is_token
 from whet.config.settings import Names, options_of, printable
+from whet.data.files.file_bytes import contents
 from whet.errors import EXIT_BAD_CONFIG, ConfigError, DataError, escape_controls, hide_secrets
 from whet.jobs import used_again
 from whet.jobs.fields import JobFields
@@ -58,6 +59,8 @@ _TRIAL = re.compile(r"trial-(0|[1-9]\d*)")
 _DEFAULT_TRIALS = 20
 _COMPLETE_BEFORE_DROPPING = 5
 _EVERY_S = 0.2
+_MOST_REPEATS = 50
+"""So many suggestions in a row that were tried before end the search: a range may hold few numbers that differ."""
 _FAILED = "failed"
 """Attribute of a trial whose training ended in an error."""
 _AS_GIVEN = "settings as given"
@@ -178,7 +181,7 @@ class _Search:
 
     def _settings(self) -> dict[str, Any]:
         searched = {one.name for one in self._space}
-        found = {**printable(self._job), **printable(self._args), **used_again.contents(self._job)}
+        found = {**printable(self._job), **printable(self._args), **contents(asdict(self._job))}
         found = {name: value for name, value in found.items() if name not in _UNLIKE | searched}
         return json.loads(json.dumps({"search": sorted(self._asked.search), **found}, default=str))
 
@@ -218,10 +221,9 @@ class _Search:
             tried = self._trained()
             if len(tried) >= most or self._is_late(tried):
                 return
-            trial, values = self._next()
-            if values is None:
-                printing.show(["all combinations were tried"])
+            if (found := self._next()) is None:
                 return
+            trial, values = found
             outcome = self._train(trial, values)
             if outcome.state == "stopped":
                 self._again(self._study, trial)
@@ -256,14 +258,14 @@ class _Search:
             fix=f"{alone}; then continue with --resume_from_checkpoint auto",
         )  # fmt: skip
 
-    def _next(self) -> tuple[Any, dict[str, Any] | None]:
-        """Return the next trial and its values; no values if nothing new is left to try.
+    def _next(self) -> tuple[Any, dict[str, Any]] | None:
+        """Return the next trial and its values; None, and say so, if nothing new is left to try or comes.
 
         Once a few trials are complete, the sampler mostly returns the best combination of choices that it knows.
         """
         tried = [one.params for one in self._trained()]
         left = self._untried(tried)
-        while left != {}:
+        for _ in range(_MOST_REPEATS if left != {} else 0):
             trial = self._study.ask()
             values = self._suggest(trial)
             if trial.params not in tried:
@@ -271,7 +273,9 @@ class _Search:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
             if left is not None:
                 self._study.enqueue_trial(left)
-        return None, None
+        repeats = f"the search ends, as {_MOST_REPEATS} suggestions in a row were tried before"
+        printing.show(["all combinations were tried" if left == {} else repeats])
+        return None
 
     def _untried(self, tried: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """Return a combination that was not tried, by chance; none if all were, None if they cannot be counted."""

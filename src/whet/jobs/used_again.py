@@ -14,7 +14,6 @@ import xxhash
 
 from whet import report
 from whet.config.ranks import here
-from whet.config.settings import options_of
 from whet.data.files.file_bytes import digest_of
 from whet.jobs.fields import JobFields
 from whet.models.loading.hub import cached_snapshot
@@ -67,17 +66,6 @@ class UsedAgain:
         self._has_stepped = True
         results.forget(self._folder, named=self._found)  # an evaluation at the start of this run is nobody's news
         report.remove(self._folder)
-
-
-def contents(job: JobFields) -> dict[str, str]:
-    """Return checksums of the files that a job names, and of those in the folder of a data set, by setting."""
-    named = {name: getattr(job, name) for name in options_of(type(job)) if name.endswith("_file")}
-    paths = {name: Path(text) for name, text in {**named, "dataset_name": job.dataset_name}.items() if text}
-    files = {
-        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-        for name, path in paths.items()
-    }
-    return {name: f"content {digest_of(some)}" for name, some in files.items() if some}
 
 
 def holds_model(folder: Path) -> bool:

@@ -26,25 +26,37 @@ class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torc
     """An id or a position for which the model has no embedding."""
 
 
-def explanation_of(error: Exception, model: nn.Module, inputs: Mapping[str, Any]) -> WhetError | None:
-    """Return what explains the error; None if nothing does, or if a model of a user's own cannot be looked at."""
+def explanation_of(
+    error: Exception, model: nn.Module, inputs: Mapping[str, Any], places: Tensor | None = None
+) -> WhetError | None:
+    """Return what explains the error; None if nothing does, or if a model of a user's own cannot be looked at.
+
+    `places` (N,) are those of the flattened batch whose tokens are computed; None: all are.
+    """
     try:
-        return problem_of(unwrapped(model), inputs) or _overflow_of(error)
+        return problem_of(unwrapped(model), inputs, places) or _overflow_of(error)
     except Exception as failed:
         logger.debug("no explanation of the model's error: %s: %s", type(failed).__name__, failed)
         return None
 
 
-def outside_of_tables(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
-    """Return which id of the batch the model has no embedding for, of those that the host knows; None if none is."""
+def outside_of_tables(model: nn.Module, inputs: Mapping[str, Any], places: Tensor | None = None) -> DataError | None:
+    """Return which id of the batch the model has no embedding for, of those that the host knows; None if none is.
+
+    `places` is as in `explanation_of`.
+    """
     known = {
         name: values
-        for name in ("input_ids", "token_type_ids")
+        for name in _IDS
         if isinstance(column := inputs.get(name), Tensor) and (values := at_hand(column)) is not None
     }
+    computed = None if places is None else at_hand(places)
+    if "input_ids" not in known or (places is not None and computed is None):
+        return None
     try:
-        base, ids = unwrapped(model), known.get("input_ids")
-        if ids is None or not isinstance(base, PreTrainedModel) or base.main_input_name != "input_ids":
+        known = known if computed is None else _at(computed, known)
+        base, ids = unwrapped(model), known["input_ids"]
+        if not isinstance(base, PreTrainedModel) or base.main_input_name != "input_ids":
             return None
         return _odd_tokens(base, ids, known) or _odd_segments(base, ids, known)
     except Exception as failed:  # a model of a user's own, whose tables cannot be looked at
@@ -65,15 +77,34 @@ def _overflow_of(error: Exception) -> WhetError | None:
     )
 
 
-def problem_of(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
-    """Return what about the batch does not fit the model; None if nothing was found."""
+_IDS = ("input_ids", "token_type_ids")
+"""Columns that are read from tables."""
+
+
+def _at(places: Tensor, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what columns have at these places of the batch, all on the host. A row of types may stand for all rows."""
+    shape = columns["input_ids"].shape
+    return {name: column.expand(shape).flatten()[places] for name, column in columns.items()}
+
+
+def problem_of(model: nn.Module, inputs: Mapping[str, Any], places: Tensor | None = None) -> DataError | None:
+    """Return what about the batch does not fit the model; None if nothing was found.
+
+    `places` is as in `explanation_of`.
+    """
     if not isinstance(model, PreTrainedModel) or model.main_input_name != "input_ids":
         return None
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor):
         return None if inputs.get("inputs_embeds") is not None else _no_ids(inputs)
-    checks = (_odd_ids, _odd_tokens, _odd_segments, _too_long, odd_labels)
-    return next((found for check in checks if (found := check(model, ids, inputs)) is not None), None)
+    if (odd := _odd_ids(model, ids, inputs)) is not None:
+        return odd
+    read: Mapping[str, Any] = inputs
+    if places is not None:
+        read = _at(on_host(places), {name: on_host(inputs[name]) for name in _IDS if inputs.get(name) is not None})
+    if (odd := _odd_tokens(model, read["input_ids"], read) or _odd_segments(model, ids, read)) is not None:
+        return odd
+    return _too_long(model, ids, inputs) or odd_labels(model, ids, inputs)
 
 
 def _no_ids(inputs: Mapping[str, Any]) -> DataError:

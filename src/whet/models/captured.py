@@ -268,6 +268,8 @@ class Passes:
     """How often graphs were forgotten too early, in a row."""
     _n_pauses: int = 0
     """Blocks that run, in which all passes are launch by launch."""
+    _is_trial: bool = False
+    """Whether a block runs whose passes are forgotten afterwards."""
     _at_work: Any = field(default_factory=RLock)
 
     def __deepcopy__(self, memo: object) -> Passes:
@@ -363,10 +365,19 @@ class Passes:
         """End what `pause` has begun."""
         self._n_pauses -= 1
 
-    def begin_again(self) -> None:
-        """Forget the graphs, and that weights which stood in for the encoder's own were among its changes."""
-        self._forget()
-        self._state, self._seen_in, self._wasted = (), None, 0
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Forget after the block what its passes have shown of the encoder: graphs, changes, and why none can be made.
+
+        Weights may have stood in for the encoder's own, and a trial may need more memory than the training.
+        """
+        before, self._is_trial = (self.why_not, self._is_trial), True
+        try:
+            yield
+        finally:
+            self._forget()
+            self._state, self._seen_in, self._wasted = (), None, 0
+            self.why_not, self._is_trial = before
 
     def _forget_early(self, why: str) -> None:
         """Forget all graphs; give up if they have been made in vain several times in a row, for this reason."""
@@ -451,7 +462,10 @@ class Passes:
     def _give_up(self, why: str) -> None:
         self._forget()
         self.why_not = why
-        logger.warning("CUDA graphs: off, this model runs launch by launch: %s", why)
+        if self._is_trial:
+            logger.info("CUDA graphs: off in this trial, which runs launch by launch: %s", why)
+        else:
+            logger.warning("CUDA graphs: off, this model runs launch by launch: %s", why)
 
     def _capture(
         self, packed: PackedModel, forward: Callable[..., Any], size: _Size, call: Mapping[str, Any],

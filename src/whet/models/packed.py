@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -219,6 +219,18 @@ def without_graphs(model: nn.Module) -> Iterator[bool]:
             graphs.resume()
 
 
+@contextmanager
+def trial_of_graphs(model: nn.Module) -> Iterator[None]:
+    """Let the graphs of the model be after the block as if its passes had not run: as in a trial of formats or sizes.
+
+    Its passes may have other weights, or run out of memory where those of the training do not.
+    """
+    with ExitStack() as stack:
+        for graphs in graphs_in(model):
+            stack.enter_context(graphs.trial())
+        yield
+
+
 def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
     """Return the refusal of what a model made of a packed batch (1, n_tokens), if its shape is another."""
     return ConfigError(
@@ -405,18 +417,22 @@ _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
 """What torch and transformers raise for a batch that does not fit the model."""
 
 
+def _is_on_gpu(ids: Any) -> bool:
+    return isinstance(ids, Tensor) and ids.device.type == "cuda"
+
+
 @contextmanager
-def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+def explained(model: nn.Module, inputs: Mapping[str, Any], places: Tensor | None = None) -> Iterator[None]:
     """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
 
     ConfigError if its code does not run under autocast. A GPU gets no ids that the host knows to be wrong: its kernels
-    would end the process, and name none.
+    would end the process, and name none. `places` (N,) are those of the flattened batch that are computed; None: all
+    are. What is padding may be a token that the model does not know.
     """
-    ids = inputs.get("input_ids")
-    if isinstance(ids, Tensor) and ids.device.type == "cuda":
+    if _is_on_gpu(inputs.get("input_ids")):
         from whet.models.bad_batch import outside_of_tables
 
-        if (odd := outside_of_tables(model, inputs)) is not None:
+        if (odd := outside_of_tables(model, inputs, places)) is not None:
             raise odd
     try:
         yield
@@ -425,7 +441,7 @@ def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
             raise
         from whet.models.bad_batch import explanation_of
 
-        if (found := explanation_of(error, model, inputs)) is None:
+        if (found := explanation_of(error, model, inputs, places)) is None:
             raise
         raise found from error
 

@@ -53,7 +53,7 @@ class PackedNextTokens(PackedHead):
         encoder: Any = self._packed.module.base_model
         self._packed.hooks.look(encoder)
         routers = {"output_router_logits": True} if router_loss.is_asked_for(self._packed.module) else {}
-        with explained(self.model, batch.inputs), self._packed.placement.at(position):
+        with explained(self.model, batch.inputs, batch.columns), self._packed.placement.at(position):
             with self._packed.by_graphs():
                 out = encoder(**columns, use_cache=False, return_dict=True, **routers)
             if not position.is_of(*out.last_hidden_state.shape[:2]):

@@ -70,7 +70,7 @@ class PackedHead(OwnLoss):
             self._position(batch, seed, step),
             unpadding.packed_columns(batch, self._packed, self._columns),
         )
-        with explained(self.model, batch.inputs):
+        with explained(self.model, batch.inputs, batch.columns):
             places = self._places(batch)
             of_head = replace(position, slots=position.slots[places], positions=position.positions[places])
             encode = partial(self._encode, columns, position, places)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
-from whet.data.files.file_bytes import digest_of
+from whet.data.files.file_bytes import contents
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -38,8 +38,10 @@ when 5 % are left."""
 _SURELY_FITS_FRAC = 0.85
 """What did not fit then is a reason to try again below this share: what is free varies by some percent by itself."""
 MOST_ROUNDS = 6
-_FEWEST_ROUNDS = 3
-_HOPELESS, _SLOWER, _FASTER, _BARELY_FASTER = (1.3, 1.08), 1.03, 0.97, 0.985
+FEWEST_ROUNDS = 3
+_HOPELESS, _SLOWER, _FASTER, _BARELY = (1.3, 1.08), 1.03, 0.97, 0.015
+"""`_BARELY`: times that differ by a smaller share are the same, as far as rounds can tell."""
+_WORTH_SAYING = 0.05
 _SMALLEST_FRAC = 16
 """Micro-batches are not split below this part of a step if larger ones fit: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
@@ -47,7 +49,7 @@ _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 _NOT_FAR = 1.15
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
-_FORM = 2
+_FORM = 3
 """Raise this when a kept choice would be made in another way."""
 _MOST_KEPT = 64
 """Files of choices in the cache."""
@@ -303,26 +305,35 @@ class Result:
         return {"setting": str(self.candidate), "step_s": self.step_s, "peak_bytes": self.peak_bytes, "why": self.why}
 
 
-def verdict(ratios: Sequence[float]) -> Literal["won", "lost"] | None:
-    """Return whether a candidate is faster, by its times over those of the best so far on the same steps.
+def verdict(ratios: Sequence[float], *, are_all: bool = False) -> Literal["faster", "alike", "slower"] | None:
+    """Return how fast a candidate is, by its times over those of the best so far on the same steps.
 
-    None: more rounds are needed. One that is as fast has lost, as the settings then stay what they were.
+    None: more rounds are needed. `are_all`: no more will come.
     """
     middle = median(ratios)
     first, second = _HOPELESS
     if min(ratios) > (first if len(ratios) == 1 else second):
-        return "lost"
-    if len(ratios) < _FEWEST_ROUNDS:
+        return "slower"
+    if len(ratios) < FEWEST_ROUNDS:
         return None
     if middle > _SLOWER:
-        return "lost"
+        return "slower"
     if middle < _FASTER and max(ratios) < 1.0:
-        return "won"
-    if len(ratios) >= MOST_ROUNDS:
-        return "won" if middle < _BARELY_FASTER else "lost"
-    if len(ratios) > _FEWEST_ROUNDS and _BARELY_FASTER < middle < 1 / _BARELY_FASTER:
-        return "lost"
-    return None
+        return "faster"
+    is_alike = are_alike(middle, 1.0)
+    if are_all or len(ratios) >= MOST_ROUNDS:
+        return "alike" if is_alike else "faster" if middle < 1.0 else "slower"
+    return "alike" if is_alike and len(ratios) > FEWEST_ROUNDS else None
+
+
+def are_alike(one_s: float, other_s: float) -> bool:
+    """Return whether two times are the same, as far as rounds can tell."""
+    return abs(one_s - other_s) <= _BARELY * max(one_s, other_s)
+
+
+def holds_less(one_bytes: int, other_bytes: int) -> bool:
+    """Return whether the first of two peaks is so much lower that it is worth a word, or a choice."""
+    return other_bytes - one_bytes > _WORTH_SAYING * other_bytes
 
 
 # ---- for people ----
@@ -342,7 +353,8 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
     for one in tried:
         assert one.step_s is not None
         more = one.step_s / (best or one.step_s) - 1
-        why = one.why or f"{abs(more):.0%} {'slower' if more >= 0 else 'faster'}"
+        how = "slower" if more >= 0 else "faster"
+        why = one.why or ("as fast" if are_alike(1 + more, 1.0) else f"{abs(more):.0%} {how}")
         mark, why = (">", "taken") if one.candidate == taken else (" ", why)
         held = "" if one.peak_bytes is None else console.amount(one.peak_bytes)
         name = f"{mark} {console.cell(str(one.candidate), _SETTING)}"
@@ -356,23 +368,21 @@ def table(results: Sequence[Result], taken: Candidate, took_s: float, n_rows: in
 
 
 def why_the_next_lost(results: Sequence[Result], taken: Candidate) -> str:
-    """Return what the runner-up lacks, in words; "" if nothing else was tried."""
+    """Return what the fastest of the others lacks, in words; "" if nothing else was tried."""
     best = next((one for one in results if one.candidate == taken), None)
     others = [one for one in results if one.step_s is not None and one.candidate != taken and not one.candidate.without]
     if best is None or best.step_s is None or not others:
         return ""
     second = min(others, key=lambda one: one.step_s or 0.0)
-    more = (second.step_s or 0.0) - best.step_s
-    lost = f"lost by {console.fine_duration(more)} a step" if more > _BARELY * best.step_s else "was not faster"
-    words = f"{second.candidate} {lost}"
-    if second.peak_bytes is None or best.peak_bytes is None:
+    second_s = second.step_s or 0.0
+    if second.why:
+        return f"{second.candidate} is not: {second.why}"
+    lost = f"lost by {console.fine_duration(second_s - best.step_s)} a step"
+    words = f"{second.candidate} {'is as fast' if are_alike(second_s, best.step_s) else lost}"
+    one, other = second.peak_bytes, best.peak_bytes
+    if one is None or other is None or not (holds_less(one, other) or holds_less(other, one)):
         return words
-    less = best.peak_bytes - second.peak_bytes
-    held = f", and holds {console.amount(abs(less))} {'less' if less > 0 else 'more'}"
-    return words + (held if abs(less) > _WORTH_SAYING * best.peak_bytes else "")
-
-
-_BARELY, _WORTH_SAYING = 0.015, 0.05
+    return f"{words}, and holds {console.amount(abs(other - one))} {'less' if one < other else 'more'}"
 
 
 def price(flag: str, with_s: float, without_s: float) -> str:
@@ -410,19 +420,18 @@ _SHAPELESS = frozenset({
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "num_train_epochs",
     "max_steps", "min_steps", "resume_from_checkpoint", "resume_allow_changes", "save_steps", "save_total_limit",
     "save_strategy", "save_interval_s", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start", "token",
-    "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s", "do_predict", "test_file",
+    "cache_dir", "overwrite_cache", "dry_run", "auto_again", "auto_budget_s",
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "ddp_timeout",
     *UPLOAD,
 })  # fmt: skip
 """Settings that change neither the speed of a step nor what a run holds."""
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
-_FILES = ("train_file", "validation_file")
 
 
 def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
     """Return what a choice depends on: the machine, versions, the model's shape, and the data.
 
-    Files count by their content: the longest row of other data may not fit into memory.
+    Files, and the folder of a data set, count by their content: the longest row of other data may not fit into memory.
     """
     values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
     found = {name: value for name, value in values.items() if name not in _SHAPELESS}
@@ -430,16 +439,13 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
         config = Path(found[name] or "") / "config.json"
         if found[name] and config.is_file():
             found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
-    for name in _FILES:
-        if found[name] and Path(found[name]).is_file():
-            found[name] = digest_of([Path(found[name])])
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         "several_seeds": values["seeds"] > 1,  # they run in one process
         **{name: metadata.version(name) for name in ("torch", "transformers")},
         "processor": cpu.model_name(), "cpus": sorted(cpu.usable_cpus()), "quota": cpu.quota_cores(),
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
-        **found,
+        **found, **contents(found),
     }  # fmt: skip
 
 

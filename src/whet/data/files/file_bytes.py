@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import io
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -185,6 +186,20 @@ def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:
         why="text is read as UTF-8: in another encoding the same bytes are other characters",
         fix=f"save the file as UTF-8, and name that: iconv -f {encoding} -t UTF-8 OLD > NEW",
     )
+
+
+def contents(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return checksums of the files that settings of a run name, and of those in the folder of a data set, by setting.
+
+    A data set of the hub has none: it is known by its name.
+    """
+    named = {name: text for name, text in settings.items() if name.endswith("_file") or name == "dataset_name"}
+    paths = {name: Path(text) for name, text in named.items() if text}
+    files = {
+        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        for name, path in paths.items()
+    }
+    return {name: f"content {digest_of(some)}" for name, some in files.items() if some}
 
 
 def digest_of(paths: Iterable[Path]) -> str:

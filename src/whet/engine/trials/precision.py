@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.fused.layers import GRADIENT
-from whet.models.packed import graphs_in
+from whet.models.packed import trial_of_graphs
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
@@ -46,7 +47,8 @@ class Timing:
     passes: str = "forward + backward"
 
     def __str__(self) -> str:
-        seconds = f"fp32 {self.times.fp32_s:.3g} s, {self.other} {self.times.other_s:.3g} s"
+        fp32 = "fp32 out of memory" if math.isinf(self.times.fp32_s) else f"fp32 {self.times.fp32_s:.3g} s"
+        seconds = f"{fp32}, {self.other} {self.times.other_s:.3g} s"
         least = f", least of {self.times.n_rounds}" if self.times.n_rounds > 1 else ""
         return f"{self.passes} of {self.n_tokens} tokens: {seconds}{least}"
 
@@ -139,37 +141,44 @@ class PrecisionChoice:
         if not are_worth_timing(prepared.model):
             return None
         rows = _first_micro_batch(prepared, rows)
-        while True:
-            try:
-                with preserving_state(prepared.model):
-                    passes = Passes(prepared, [_batch(prepared, prepared.train_dataset, rows)])
-                    return self._time_passes(prepared, passes, other)
-            except torch.OutOfMemoryError:  # auto_find_batch_size looks later for what fits
-                if len(rows) == 1:
-                    raise
-            rows = rows[: len(rows) // 2]
 
-    def _time_passes(self, prepared: Prepared, passes: Passes, other: str) -> Timing:
-        fp32, half = (partial(passes.run, policy.make(name, prepared.device)) for name in ("fp32", other))
-        _compile(prepared, fp32, half)
-        return Timing(other, passes.n_computed, compare.alternate(fp32, half, self.clock, prepared.device))
+        def timed(n_rows: int, *, fp32: bool) -> Timing:
+            with preserving_state(prepared.model):
+                passes = Passes(prepared, [_batch(prepared, prepared.train_dataset, rows[:n_rows])])
+                times = self._alternate(prepared, passes.run, other, compare.N_ROUNDS, fp32=fp32)
+            return Timing(other, passes.n_computed, times)
+
+        return compare.with_rows_that_fit(len(rows), timed)  # auto_find_batch_size looks later for what fits
 
     def _time_forward(self, prepared: Prepared, dataset: Any) -> Timing | None:
         """Time forward passes over the first rows in fp32 and in bf16; None if products are too small."""
         if not compare.is_worth_timing(weights.count_without_embeddings(prepared.model), compare.FORWARD):
             return None
-        with preserving_state(prepared.model), torch.no_grad():
-            prepared.model.eval()
-            batch = _batch(prepared, dataset, range(prepared.args.per_device_eval_batch_size))
 
-            def run(precision: Precision) -> None:
-                with precision.forward():
-                    prepared.objective.forward(batch, seed=0, step=0)
+        def timed(n_rows: int, *, fp32: bool) -> Timing:
+            with preserving_state(prepared.model), torch.no_grad():
+                prepared.model.eval()
+                batch = _batch(prepared, dataset, range(n_rows))
 
-            fp32, half = (partial(run, policy.make(name, prepared.device)) for name in ("fp32", "bf16"))
-            _compile(prepared, fp32, half)
-            times = compare.alternate(fp32, half, self.clock, prepared.device, n_rounds=_EVALUATION_ROUNDS)
-        return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
+                def run(precision: Precision) -> None:
+                    with precision.forward():
+                        prepared.objective.forward(batch, seed=0, step=0)
+
+                times = self._alternate(prepared, run, "bf16", _EVALUATION_ROUNDS, fp32=fp32)
+            return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
+
+        return compare.with_rows_that_fit(prepared.args.per_device_eval_batch_size, timed)
+
+    def _alternate(
+        self, prepared: Prepared, run: Callable[[Precision], None], other: str, n_rounds: int, *, fp32: bool
+    ) -> compare.Times:
+        """Return how long a pass takes in fp32, if it is asked for, and in the other format."""
+        names = ["fp32", other] if fp32 else [other]
+        passes = {name: partial(run, policy.make(name, prepared.device)) for name in names}
+        if prepared.args.torch_compile:  # which the timings leave out
+            for one in passes.values():
+                one()
+        return compare.alternate(passes.get("fp32"), passes[other], self.clock, prepared.device, n_rounds=n_rounds)
 
     def _measured(self, prepared: Prepared, timed: Callable[[], Timing | None], passes: float) -> str:
         """Return the precision that `auto` chooses, and log the reason."""
@@ -184,12 +193,10 @@ class PrecisionChoice:
             logger.info(text, compare.TIMED_TOKENS, flop / 1e9, compare.LEAST_FLOP / 1e9)
             self.why = "fp32 (auto: model too small for bf16 to gain)"
             return "fp32"
-        speedup = timing.times.speedup
-        chosen = "bf16" if speedup >= compare.MARGIN else "fp32"
-        text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for (%s)"
-        logger.info(text, chosen, speedup, compare.MARGIN, timing)
+        chosen = timing.times.chosen
+        logger.info("precision auto: %s; %s (%s)", chosen, timing.times.in_words, timing)
         lost = f"; auto asks for {compare.MARGIN:g}x" if chosen == "fp32" else ""
-        self.why = f"{chosen} (auto: bf16 measured {speedup:.2f}x fp32 here){lost}"
+        self.why = f"{chosen} (auto: {timing.times.in_short}){lost}"
         return chosen
 
     def _log_comparison(self, name: str, timing: Timing) -> None:
@@ -200,13 +207,6 @@ class PrecisionChoice:
                 "--%s is slower than fp32 here: a pass takes %.2f times as long (%s); --precision auto would take fp32"
             )
             logger.warning(text, name, 1.0 / timing.times.speedup, timing)
-
-
-def _compile(prepared: Prepared, *passes: Callable[[], None]) -> None:
-    """Run each pass once if blocks are compiled, so that the timings do not include compilation."""
-    if prepared.args.torch_compile:
-        for one in passes:
-            one()
 
 
 def are_worth_timing(model: nn.Module) -> bool:
@@ -300,11 +300,9 @@ def preserving_state(model: nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with generators_kept():
+        with generators_kept(), trial_of_graphs(model):
             model.train()
             yield
     finally:
         for module, training in modes:
             module.training = training
-        for graphs in graphs_in(model):
-            graphs.begin_again()

@@ -238,7 +238,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         return state.padded(self, why, given, options)
     state.warn_if_more(amount, asked)
     layout = layout_without_padding(mask, first_tokens) if is_full else layout_of(mask, amount)
-    layout, device = layout.on(input_ids.device), input_ids.device
+    computed, device = layout.columns, input_ids.device  # on the host, as the ids may be known there
+    layout = layout.on(device)
     given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
     call = {name: value for name, value in given_ids.items() if name != "input_ids"}
     if causal:
@@ -248,7 +249,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
         position, taken = _narrowed(packed, position, layout.row_lengths[: len(mask)], amount, places)
     try:
-        with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, device):
+        with explained(self, given_ids, computed), packed.placement.at(position), computing_in(state.dtype, device):
             ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
             later = None if taken is None else _Pass(self, ids, packed_options)
             with packed.hooks.noise_as_padded(mask.shape[1], ids.shape[1]):

@@ -431,18 +431,24 @@ class _TrainerOfCommand(Trainer):
         if not formats.is_worth_timing(encoder.num_parameters(exclude_embeddings=True)):
             return "fp32", " (auto: the model is too small to gain)"
         rows: Any = self.train_dataset
-        batch = self.data_collator([rows[n] for n in range(min(self.args.train_batch_size, len(rows)))])
 
-        def timed(products: str) -> None:
-            self._compute_in(products)
-            with generators_kept():
-                self.compute_loss(self.model, dict(self._prepare_inputs(batch))).backward()
-            self.model.zero_grad(set_to_none=True)
+        def timed(n_rows: int, *, fp32: bool) -> formats.Times:
+            batch = self.data_collator([rows[n] for n in range(n_rows)])
+            plain, half = (partial(self._pass_in, products, batch) for products in ("fp32", "bf16"))
+            return formats.alternate(plain if fp32 else None, half, time.perf_counter, self.args.device)
 
         self.model.train()
-        times = formats.alternate(partial(timed, "fp32"), partial(timed, "bf16"), time.perf_counter, self.args.device)
-        chosen = "bf16" if times.speedup >= formats.MARGIN else "fp32"
-        return chosen, f" (auto: bf16 measured {times.speedup:.2f}x fp32 here)"
+        times = formats.with_rows_that_fit(min(self.args.train_batch_size, len(rows)), timed)
+        return times.chosen, f" (auto: {times.in_short})"
+
+    def _pass_in(self, products: str, batch: Any) -> None:
+        """Run a forward and a backward pass in this format, which leaves no gradient."""
+        self._compute_in(products)
+        try:
+            with generators_kept():
+                self.compute_loss(self.model, dict(self._prepare_inputs(batch))).backward()
+        finally:
+            self.model.zero_grad(set_to_none=True)
 
     def _compute_in(self, products: str) -> None:
         optimized(self.model, products)
