@@ -78,7 +78,7 @@ from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
 from whet.store.compare import IN_GROUPS, changed_settings, curve
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
-from whet.store.state import write_state
+from whet.store.state import State, write_state
 from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
@@ -797,10 +797,15 @@ class Trainer(transformers.Trainer):
         folder = Path(checkpoint)
         optimizer, scheduler = read_state(folder, OPTIMIZER), read_state(folder, SCHEDULER)
         if optimizer is None or scheduler is None:
+            logger.warning("%s has no state of the optimizer and the schedule: both begin as in a new run", checkpoint)
             return
         with _fitting(folder):
-            self._optimizer_state().load_state(optimizer)
-            schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
+            self._load_states(optimizer, scheduler)
+
+    def _load_states(self, optimizer: State, scheduler: State) -> None:
+        """Restore the optimizer and the schedule from what their checkpoint holds."""
+        self._optimizer_state().load_state(optimizer)
+        schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         found = None if checkpoint is None else read_state(Path(checkpoint), SCALER)
