@@ -92,6 +92,8 @@ _PRECISION, _EPOCH, _SETTINGS, _DUE = "precision", "epoch", "settings", "due"
 loss curve; and which of _FLAGS were set after its step if the training stopped in the evaluation that followed."""
 _FLAGS = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
 """What transformers' control holds of a step that is taken."""
+_ASKED_BY = {"should_evaluate": "eval_strategy", "should_save": "save_strategy"}
+"""The settings that let transformers set these flags."""
 _ROWS = "rows_per_step"
 _LOADED = {*IN_GROUPS, "optim_args"}
 """Settings that an optimizer keeps with its state, which a resume loads."""
@@ -144,6 +146,8 @@ class Trainer(transformers.Trainer):
     """The last step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
+    _began: tuple[int, Path | None] = (0, None)
+    """The steps before this training, and the checkpoint that holds them."""
     _of_trial: Any = None
     """The trial of a search for hyperparameters that this training is; None: it is none."""
     _ignored_keys: list[str] | None = None
@@ -281,20 +285,33 @@ class Trainer(transformers.Trainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         self._find_best_next_to_it()
-        if resume_from_checkpoint is None:
-            return found
-        facts = manifest.facts_of(Path(resume_from_checkpoint)) or {}
-        if trial is None:
-            self._compare_with(facts, Path(resume_from_checkpoint).name)
+        folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        facts = {} if folder is None else manifest.facts_of(folder) or {}
+        if folder is not None and trial is None:
+            self._compare_with(facts, folder.name)
         place: Any = facts.get(_EPOCH)
         n_batches = self.args.gradient_accumulation_steps
         if _is_place(place) and not self.args.ignore_data_skip:
             epoch, n_steps = place
             found = (epoch + 1, 0) if n_steps >= num_update_steps_per_epoch else (epoch, n_steps * n_batches)
-        if due := [one for one in _FLAGS if one in (facts.get(_DUE) or ())]:
-            self._resumed = str(resume_from_checkpoint), due
-            self._epoch = (found[0], self.state.global_step - found[1] // n_batches)
+        self._epoch = (found[0], self.state.global_step - found[1] // n_batches)
+        self._began = (self.state.global_step, folder)
+        if folder is not None and (due := self._still_due(facts, folder)):
+            self._resumed = str(folder), due
         return found
+
+    def _still_due(self, facts: Mapping[str, Any], folder: Path) -> list[str]:
+        """Return what was due when the checkpoint's training stopped, but for what has been switched off since then."""
+        due = [one for one in _FLAGS if one in (facts.get(_DUE) or ())]
+        path = folder / _ARGUMENTS
+        before = json.loads(path.read_text("utf-8")) if due and path.is_file() else {}
+        for flag in [one for one in due if one in _ASKED_BY]:
+            name = _ASKED_BY[flag]
+            if getattr(self.args, name) == "no" != before.get(name):
+                due.remove(flag)
+                left_out = "evaluation" if flag == "should_evaluate" else "save"
+                logger.warning("%s: the %s that was due there is left out, with %s=no", folder.name, left_out, name)
+        return due
 
     def _compare_with(self, facts: Mapping[str, Any], name: str) -> None:
         """Log each setting that is another one than the checkpoint's; raise ConfigError if steps have other rows."""
@@ -436,11 +453,14 @@ class Trainer(transformers.Trainer):
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
             self._norms.read()
-        if control.should_evaluate and self._step_begun is None:  # a step that has begun comes again, and this with it
-            due = [one for one in _FLAGS if getattr(control, one)]
-            self._after_step = _AfterStep(due, random_state(self.args.device))
+        self._after_step = self._what_follows() if control.should_evaluate else None
         super()._maybe_log_save_evaluate(*args, **named)
         self._after_step = None
+
+    def _what_follows(self) -> _AfterStep | None:
+        """Return what is due now after a step; None: nothing, or within a step, which comes again, and this with it."""
+        due = [one for one in _FLAGS if getattr(self.control, one)]
+        return _AfterStep(due, random_state(self.args.device)) if due and self._step_begun is None else None
 
     def _do_what_is_due(self, start_time: float) -> None:
         """Evaluate, and save if need be, after the last step of a training that stopped in this evaluation."""
@@ -457,6 +477,7 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self._resumed is not None:
             self._do_what_is_due(start_time)
+        self._hears = False  # the model may become the best one; evaluations of callbacks belong to no step
         return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _stop_if_asked(self) -> None:
@@ -477,7 +498,7 @@ class Trainer(transformers.Trainer):
             return
         name, _ = self._agreed(stop.requested(), None)
         if name is not None:
-            self._stopped_in = self._after_step
+            self._stopped_in = self._after_step or self._what_follows()  # a callback's evaluation comes before that
             folder = self._saved_now()
             raise _stopped(f"stopped by {name} during the evaluation", name, self.state.global_step, folder)
 
@@ -497,6 +518,8 @@ class Trainer(transformers.Trainer):
         is_there = any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders())
         if is_there and self._stopped_in is None:
             return folder
+        if self.state.global_step == self._began[0]:
+            return self._began[1]
         self.model.zero_grad()
         only_model, self.args.save_only_model = self.args.save_only_model, False
         with ExitStack() as stack:

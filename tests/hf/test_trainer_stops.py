@@ -1,0 +1,120 @@
+"""Where a `whet.Trainer` stops: with steps of the user's own, in any evaluation, for memory, in any thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_runs import SignalAt, arguments, classifier, forked, output, pad, rows, same
+from transformers import TrainerCallback
+
+import whet
+from whet import log
+
+
+def classify(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
+    return whet.Trainer(classifier(), arguments(folder, **changes), pad, rows(), rows(8), callbacks=[*callbacks])
+
+
+def run(act: Callable[[], Any], folder: Path, n_ranks: int = 1) -> list[int]:
+    """Call `act` in forked processes as a script would that shows whet's messages; return their exit codes."""
+
+    def shown(_rank: int) -> None:
+        log.set_up()
+        act()
+
+    return forked(shown, folder, n_ranks)
+
+
+def checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*checkpoint-*")}
+
+
+def words(folder: Path) -> str:
+    """Return what a forked process printed, on one line."""
+    return " ".join(output(folder).split())
+
+
+def test_what_is_switched_off_is_no_longer_due_after_a_stop_in_an_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An evaluation that takes too long is stopped by Ctrl-C, and the training resumes without any."""
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 2}
+    stops = SignalAt("on_prediction_step", 4, signal.SIGTERM)
+    stopped = run(lambda: classify(tmp_path / "cut", stops, **changes).train(), tmp_path / "c")
+    assert stopped == [75], output(tmp_path / "c")
+    whole = classify(tmp_path / "whole")
+    whole.train()
+    rest = whet.Trainer(classifier(), arguments(tmp_path / "cut", save_strategy="no"), pad, rows())
+    rest.train(resume_from_checkpoint=True)
+    assert same(dict(whole.model.state_dict()), dict(rest.model.state_dict()))
+    assert checkpoints(tmp_path / "cut") == {"checkpoint-4"}
+    for left_out in ("the evaluation that was due there is left out, with eval_strategy=no",
+                     "the save that was due there is left out, with save_strategy=no"):  # fmt: skip
+        assert f"checkpoint-4: {left_out}" in caplog.text
+
+
+def test_training_that_stops_before_its_first_step_names_the_checkpoint_that_it_resumed_from(tmp_path: Path) -> None:
+    """Its random states and its place are not those of the checkpoint yet."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    classify(old, max_steps=4).train()
+    stops = SignalAt("on_prediction_step", 4, signal.SIGTERM)
+
+    def train() -> None:
+        classify(new, stops, eval_on_start=True).train(str(old / "checkpoint-4"))
+
+    assert run(train, tmp_path / "t") == [75], output(tmp_path / "t")
+    assert checkpoints(new) == set()
+    assert f"after step 4: saved in {old / 'checkpoint-4'}, no completed step is lost" in words(tmp_path / "t")
+
+
+def test_signal_after_the_last_step_saves_no_weights_of_another_step(tmp_path: Path) -> None:
+    """The model is that of the best step by then, and the training is complete."""
+
+    class EvaluatesAgain(TrainerCallback):
+        trainer: Any = None
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.trainer.evaluate()
+
+    changes: dict[str, Any] = {
+        "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "best", "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss", "greater_is_better": True,
+    }  # fmt: skip
+
+    def train() -> None:
+        again = EvaluatesAgain()
+        again.trainer = classify(tmp_path / "out", again, **changes)
+        again.trainer.train()
+
+    assert run(train, tmp_path / "t") == [0], output(tmp_path / "t")
+    assert checkpoints(tmp_path / "out") == {"checkpoint-4"}, "that of the largest loss, which falls"
+
+
+def test_stop_in_an_evaluation_by_a_callback_keeps_what_is_due_after_its_step(tmp_path: Path) -> None:
+    """The step is the last one, in the middle of an epoch: a resumed training takes no other."""
+
+    class Evaluates(TrainerCallback):
+        trainer: Any = None
+
+        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == state.max_steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+                self.trainer.evaluate()
+
+    def train() -> None:
+        evaluates = Evaluates()
+        evaluates.trainer = classify(tmp_path / "cut", evaluates)
+        evaluates.trainer.train()
+
+    assert run(train, tmp_path / "t") == [75], output(tmp_path / "t")
+    whole = classify(tmp_path / "whole")
+    whole.train()
+    rest = classify(tmp_path / "cut")
+    assert rest.train(resume_from_checkpoint=True).global_step == 12
+    assert same(dict(whole.model.state_dict()), dict(rest.model.state_dict()))
