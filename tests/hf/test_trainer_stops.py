@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 
 import whet
 from whet import log
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED
+from whet.hardware import memory
 
 
 def classify(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
@@ -118,3 +120,39 @@ def test_stop_in_an_evaluation_by_a_callback_keeps_what_is_due_after_its_step(tm
     rest = classify(tmp_path / "cut")
     assert rest.train(resume_from_checkpoint=True).global_step == 12
     assert same(dict(whole.model.state_dict()), dict(rest.model.state_dict()))
+
+
+class Takes(TrainerCallback):
+    """Takes so many bytes after a step."""
+
+    def __init__(self, step: int, n_bytes: int) -> None:
+        self.step, self.n_bytes, self.taken = step, n_bytes, b""
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.taken = b"x" * self.n_bytes
+
+
+def test_training_without_memory_says_where_it_is_saved_or_that_it_fails(tmp_path: Path) -> None:
+    room = 2**28
+
+    def train() -> None:
+        limit_gb = ((memory.resident_bytes() or 0) + room) / 2**30
+        classify(tmp_path / "out", Takes(3, room), memory_limit_gb=limit_gb).train()
+
+    assert run(train, tmp_path / "t") == [EXIT_STOPPED_AND_SAVED], output(tmp_path / "t")
+    assert checkpoints(tmp_path / "out") == {"checkpoint-3"}
+    said, folder = words(tmp_path / "t"), tmp_path / "out" / "checkpoint-3"
+    assert f"after step 3: saved in {folder}" in said
+    assert f"resume with trainer.train(resume_from_checkpoint='{folder}')" in said
+
+    def too_little() -> None:
+        classify(tmp_path / "out", memory_limit_gb=0.001).train(resume_from_checkpoint=True)
+
+    assert run(too_little, tmp_path / "r") == [EXIT_OTHER], "it would end in the same way each time it starts"
+    assert f"resume with trainer.train(resume_from_checkpoint='{folder}')" in words(tmp_path / "r")
+    with pytest.raises(whet.WhetError, match="memory runs out before the first step is done") as failed:
+        classify(tmp_path / "new", memory_limit_gb=0.001).train()
+    (problem,) = failed.value.problems
+    assert "use per_device_train_batch_size=2, with gradient_accumulation_steps=2" in problem.fix
+    assert "a higher memory_limit_gb" in problem.fix

@@ -41,8 +41,9 @@ from whet.config.optimizer_names import names
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
+from whet.engine.safe_points import no_first_step
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import ConfigError, StorageError
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer, setting
 from whet.hf.gradient_norms import GradientNorms
@@ -82,6 +83,7 @@ from whet.store.state import State, write_state
 from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
+from whet.watch.record import running_command
 
 _ARGUMENTS = "training_args.json"
 _STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
@@ -213,7 +215,8 @@ class Trainer(transformers.Trainer):
 
         The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
         ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
-        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
+        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal or for lack of memory, WhetError for lack of
+        memory before the first step, and NonFiniteError (exit 70).
         """
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
@@ -239,10 +242,19 @@ class Trainer(transformers.Trainer):
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
                     self._norms.read()
+                except (stop.Stopped, stop.Interrupted) as stopped:
+                    self._log_stop(stopped)
+                    raise
                 finally:
                     self._hears = False
                     self._norms.release()
                 return found
+
+    def _log_stop(self, stopped: stop.Stopped | stop.Interrupted) -> None:
+        """Log where the training is saved: Python prints nothing of a SystemExit; a command of whet's prints it."""
+        if self.is_world_process_zero() and running_command() is None:
+            again = [f"{name}={value!r}" for name, value in stopped.again.items()]
+            logger.warning("%s%s", stopped, f"; resume with trainer.train({', '.join(again)})" if again else "")
 
     def _recorders(self) -> list[record.RecordCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, record.RecordCallback)]
@@ -481,12 +493,20 @@ class Trainer(transformers.Trainer):
         return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _stop_if_asked(self) -> None:
-        """Save the completed steps and stop if a signal came, or if memory runs out."""
+        """Save the completed steps and stop if a signal came, or if memory runs out.
+
+        A training that has too little memory for its first step here fails: it would fail again.
+        """
         name, shortage = self._agreed(stop.requested(), None if self._memory is None else self._memory.shortage())
         if name is None and shortage is None:
             return
+        step = self.state.global_step
+        if name is None and shortage is not None and not step:
+            limit = None if setting(self.args, "memory_limit_gb") is None else "memory_limit_gb"
+            raise no_first_step(shortage, _smaller_batches(self.args), limit)
         why = f"stopped by {name}" if name else f"stopped, as memory runs out ({shortage})"
-        raise _stopped(why, name, self.state.global_step, self._saved_now())
+        fails = name is None and step == self._began[0]
+        raise _stopped(why, name, step, self._saved_now(), EXIT_OTHER if fails else EXIT_STOPPED_AND_SAVED)
 
     def stop_in_evaluation(self) -> None:
         """Save the completed steps and stop if a signal came to the training that this evaluation is a part of.
@@ -959,8 +979,10 @@ def _targets_of(encoders: list[nn.Module], inputs: Mapping[str, Any], *, loss_al
         yield
 
 
-def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> BaseException:
-    """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with exit code 75."""
+def _stopped(
+    why: str, name: str | None, step: int, folder: Path | None, code: int = EXIT_STOPPED_AND_SAVED
+) -> stop.Stopped | stop.Interrupted:
+    """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with this exit code."""
     if folder is not None:
         what = f"{why} after step {step}: saved in {folder}, no completed step is lost"
     elif step:
@@ -968,7 +990,17 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     else:
         what = f"{why} before the first step was done"
     again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
-    return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
+    return stop.Interrupted(what, again) if name == "SIGINT" else stop.Stopped(what, again, code)
+
+
+def _smaller_batches(args: Any) -> str:
+    """Return the settings for at most half as many rows in a micro-batch, in words; "" if it has only one."""
+    rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    fewer = next((one for one in range(rows // 2, 0, -1) if rows % one == 0), None)
+    if fewer is None:
+        return ""
+    same = batches * rows // fewer
+    return f"per_device_train_batch_size={fewer}, with gradient_accumulation_steps={same} for as many rows in a step"
 
 
 _KNOWS_SCALED = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")
