@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_runs import SignalAt, arguments, classifier, forked, output, pad, rows, same
+import torch
+from hf_runs import SignalAt, arguments, classifier, forked, output, pad, rows, same, weights
+from torch import nn
 from transformers import TrainerCallback
 
 import whet
@@ -39,6 +41,37 @@ def checkpoints(folder: Path) -> set[str]:
 def words(folder: Path) -> str:
     """Return what a forked process printed, on one line."""
     return " ".join(output(folder).split())
+
+
+class OwnSteps(whet.Trainer):
+    """Computes gradients by a `training_step` that replaces the one of all other classes."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        model.train()
+        loss = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.reliability)])
+def test_signal_stops_a_trainer_whose_training_step_is_its_own(n_ranks: int, tmp_path: Path) -> None:
+    changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "max_steps": 6}
+
+    def train(folder: Path, *callbacks: Any, resume: bool | None = None, save: str = "steps") -> None:
+        args = arguments(folder, **changes, save_strategy=save, save_steps=6)
+        OwnSteps(classifier(), args, pad, rows(), callbacks=[*callbacks]).train(resume_from_checkpoint=resume)
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(lambda: train(whole), tmp_path / "w", n_ranks) == [0] * n_ranks, output(tmp_path / "w")
+    stops = SignalAt("on_step_end", 3, signal.SIGTERM)
+    stopped = run(lambda: train(cut, stops, save="no"), tmp_path / "c", n_ranks)
+    assert stopped == [75] * n_ranks, output(tmp_path / "c")
+    assert checkpoints(cut) == {"checkpoint-3"}
+    again = f"resume with trainer.train(resume_from_checkpoint='{cut / 'checkpoint-3'}')"
+    assert words(tmp_path / "c").count(again) == 1, "a script that ends by SystemExit prints nothing of it"
+    rest = run(lambda: train(cut, resume=True), tmp_path / "r", n_ranks)
+    assert rest == [0] * n_ranks, output(tmp_path / "r")
+    assert same(weights(whole / "checkpoint-6"), weights(cut / "checkpoint-6"))
 
 
 def test_what_is_switched_off_is_no_longer_due_after_a_stop_in_an_evaluation(

@@ -387,12 +387,21 @@ class Trainer(transformers.Trainer):
             name = find.folder_name(state.best_global_step)
             state.best_model_checkpoint = next((str(path) for path in folders.own() if path.name == name), None)
 
+    def get_batch_samples(self, *given: Any, **named: Any) -> Any:
+        """Return the batches of a step, as transformers' Trainer does; training may stop here, before each step.
+
+        Unlike `training_step`, this is hardly ever replaced. Between evaluations, several ranks stop here alone.
+        """
+        found = super().get_batch_samples(*given, **named)
+        if found[0]:  # at the end of a stream, transformers asks for many steps without batches
+            self._stop_if_asked()
+        return found
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradient of a micro-batch; training may stop here, between two micro-batches."""
-        first = self._step_begun is None
-        if first:
+        if self._step_begun is None:
             self._begun = _Begun(self.state.global_step, self._place, random_state(self.args.device))
-        if first or self.args.world_size == 1:
+        if self.args.world_size == 1:
             self._stop_if_asked()
         with self._targets_of(inputs, loss_alone=self._has_plain_loss() and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
