@@ -74,6 +74,32 @@ def test_signal_stops_a_trainer_whose_training_step_is_its_own(n_ranks: int, tmp
     assert same(weights(whole / "checkpoint-6"), weights(cut / "checkpoint-6"))
 
 
+def test_noise_of_embeddings_ends_with_a_training_that_stops(tmp_path: Path) -> None:
+    """As in a notebook: the same Trainer trains on after Ctrl-C, and its model is used after that."""
+    changes = {"neftune_noise_alpha": 5.0, "save_strategy": "no", "max_steps": 6}
+
+    def train() -> None:
+        whole = classify(tmp_path / "whole", **changes)
+        whole.train()
+        trainer = classify(tmp_path / "cut", SignalAt("on_step_end", 3, signal.SIGINT), **changes)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert not trainer.is_in_train
+        plain = noisy(trainer.model)
+        trainer.train(resume_from_checkpoint=True)
+        assert same(dict(whole.model.state_dict()), dict(trainer.model.state_dict()))
+        assert not plain
+        assert not noisy(trainer.model)
+
+    def noisy(model: Any) -> bool:
+        """Return whether the embeddings of the model in training differ from its table."""
+        table = model.get_input_embeddings()
+        ids = torch.arange(5).unsqueeze(0)
+        return not torch.equal(table.train()(ids), table.weight[ids])
+
+    assert run(train, tmp_path / "t") == [0], output(tmp_path / "t")
+
+
 def test_what_is_switched_off_is_no_longer_due_after_a_stop_in_an_evaluation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

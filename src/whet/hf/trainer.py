@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
 from transformers.integrations import integration_utils
+from transformers.integrations.neftune import deactivate_neftune
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils.hub import PushInProgress
@@ -248,6 +249,7 @@ class Trainer(transformers.Trainer):
                 finally:
                     self._hears = False
                     self._norms.release()
+                    self._leave_training()
                 return found
 
     def _log_stop(self, stopped: stop.Stopped | stop.Interrupted) -> None:
@@ -255,6 +257,13 @@ class Trainer(transformers.Trainer):
         if self.is_world_process_zero() and running_command() is None:
             again = [f"{name}={value!r}" for name, value in stopped.again.items()]
             logger.warning("%s%s", stopped, f"; resume with trainer.train({', '.join(again)})" if again else "")
+
+    def _leave_training(self) -> None:
+        """End what transformers ends only after the last step: NEFTune's noise, and the state of being in training."""
+        noise = vars(self).pop("neftune_hook_handle", None)
+        if noise is not None and self.is_in_train:
+            deactivate_neftune(self.model, noise, self.accelerator)
+        self.is_in_train = False
 
     def _recorders(self) -> list[record.RecordCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, record.RecordCallback)]
