@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,23 @@ def test_training_without_memory_says_where_it_is_saved_or_that_it_fails(tmp_pat
     (problem,) = failed.value.problems
     assert "use per_device_train_batch_size=2, with gradient_accumulation_steps=2" in problem.fix
     assert "a higher memory_limit_gb" in problem.fix
+
+
+def test_training_in_another_thread_says_that_no_signal_saves_it(tmp_path: Path) -> None:
+    def train_in_thread(**changes: Any) -> None:
+        trainer = classify(tmp_path / "out", max_steps=1, save_strategy="no", **changes)
+        thread = threading.Thread(target=trainer.train)
+        thread.start()
+        thread.join()
+
+    def twice() -> None:
+        train_in_thread(save_on_signal=False)
+        print("from here on", flush=True)
+        train_in_thread()
+        train_in_thread()
+
+    assert run(twice, tmp_path / "t") == [0], output(tmp_path / "t")
+    silent, _, said = words(tmp_path / "t").partition("from here on")
+    assert "another thread" not in silent
+    assert said.count("another thread than the main one, where Python handles no signals") == 1
+    assert "call train() in the main thread" in said
