@@ -156,6 +156,46 @@ def test_loop_of_rounds_resumes_with_the_round_that_comes_next(tmp_path: Path) -
             assert batches_of(later, STOP) == rounds[2], name
 
 
+@pytest.mark.parametrize("leaves", ["islice", "break"])
+def test_loop_of_rounds_that_end_with_the_last_batch_resumes_with_the_next_round(leaves: str, tmp_path: Path) -> None:
+    """accelerate has seen the end of the loader by then, but not begun its next epoch."""
+    n_batches = N_ROWS // SIZE
+
+    def one_round(run: Run) -> list[Any]:
+        if leaves == "islice":
+            return batches_of(run, n_batches)
+        found = []
+        for batch in run.loader:
+            found.append(torch.as_tensor(batch).tolist())
+            if len(found) == n_batches:
+                break
+        return found
+
+    with fresh():
+        run = Run("shuffle", 3)
+        first = one_round(run)
+        run.accelerator.save_state(tmp_path / "state")
+        second, third = one_round(run), one_round(run)
+        assert sorted(chain.from_iterable(second)) == [*ROWS]
+        assert first != second != third != first
+    with fresh():
+        later = Run("shuffle", 97)
+        later.accelerator.load_state(tmp_path / "state")
+        assert [one_round(later), one_round(later)] == [second, third]
+
+
+def test_state_after_a_complete_epoch_begins_the_next_one(tmp_path: Path) -> None:
+    with fresh():
+        run = Run("shuffle", 3)
+        batches_of(run)
+        run.accelerator.save_state(tmp_path / "state")
+        second = batches_of(run)
+    with fresh():
+        later = Run("shuffle", 97)
+        later.accelerator.load_state(tmp_path / "state")
+        assert batches_of(later) == second
+
+
 def test_loader_that_accelerate_cannot_prepare_is_refused_with_the_way_to_go_on() -> None:
     sampler = BatchSampler(SubsetRandomSampler(CHOSEN), SIZE, False)
     with fresh(), pytest.raises(whet.ConfigError, match="batch_sampler="):

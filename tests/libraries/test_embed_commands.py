@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification
 
 from whet.cli.main import run
 from whet.precision import compare
+from whet.store import manifest
 from whet.tasks.embed import job
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
@@ -217,6 +218,9 @@ def test_allowed_changes_of_settings_take_effect(
     whet(*words, code=78)
     assert "--resume_allow_changes learning_rate" in capsys.readouterr().err
     whet(*words, "--resume_allow_changes", "learning_rate")
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("with a change that was allowed: learning_rate: 0.001 in the checkpoint -> 0.01 now") == 1
+    assert "the checkpoint's stays" not in told
 
     def logged(folder: Path, name: str) -> list[float]:
         state = json.loads((folder / "trainer_state.json").read_text("utf-8"))
@@ -228,6 +232,25 @@ def test_allowed_changes_of_settings_take_effect(
     old, new = logged(out, "loss"), logged(resumed, "loss")
     assert new[:6] == old[:6]
     assert abs(new[6] - old[6]) > 1e-4  # the update of step 6 was another one
+
+
+@pytest.mark.parametrize("allowed", ["", "--learning_rate 1e-2 --resume_allow_changes learning_rate"])
+def test_optimizer_of_another_model_is_refused_in_a_sentence(
+    allowed: str, encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "data.csv", {"a": texts(1), "b": texts(2)}), tmp_path / "out"
+    words = ["embed", "--model_name_or_path", encoder_folder, "--train_file", data, "--do_train", *TRAINING,
+             "--max_steps", 2, "--save_strategy", "steps", "--save_steps", 1, "--output_dir", out]  # fmt: skip
+    whet(*words)
+    shutil.rmtree(out / "checkpoint-2")
+    path = out / "checkpoint-1" / "optimizer.json"
+    state = json.loads(path.read_text("utf-8"))
+    state["param_groups"] = state["param_groups"][:1]
+    path.write_text(json.dumps(state), "utf-8")
+    manifest.relist(path.parent, path.name)
+    capsys.readouterr()
+    whet(*words, "--resume_from_checkpoint", "auto", *allowed.split(), code=74)
+    assert "does not fit this training" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("task", ["embed", "rerank"])

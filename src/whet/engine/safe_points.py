@@ -106,20 +106,28 @@ class SafePoints:
 
 def _no_first_step(shortage: str, again: Mapping[str, object], args: TrainingArguments) -> WhetError:
     """Return the error of a run that has too little memory for its first step."""
-    if args.memory_limit_gb is not None:
-        more = "allow more: a higher --memory_limit_gb, or none, so that the machine's and the cgroup's limits count"
+    smaller = " ".join(f"--{name} {value}" for name, value in again.items())
+    less = f"{smaller} for the same curve in less memory" if smaller else _others(args, begins=True)
+    return no_first_step(shortage, less, None if args.memory_limit_gb is None else "--memory_limit_gb")
+
+
+def no_first_step(shortage: str, less: str, limit: str | None) -> WhetError:
+    """Return the error of a training that has too little memory for its first step.
+
+    `less` are settings that need less, "" if there are none; `limit` is the name of the limit that its user has set.
+    """
+    if limit is not None:
+        more = f"allow more: a higher {limit}, or none, so that the machine's and the cgroup's limits count"
     elif CGROUP in shortage:
         more = "raise the memory limit of the container or job, which the kernel enforces: docker run -m, "
         more += "resources.limits.memory of the pod, MemoryMax of systemd, the memory that the Slurm job asks for"
     else:
         more = "end other programs, or use a machine with more memory"
-    smaller = " ".join(f"--{name} {value}" for name, value in again.items())
-    smaller, same = (smaller, " for the same curve in less memory") if smaller else (_others(args, begins=True), "")
     return WhetError(
         what="memory runs out before the first step is done",
         got=shortage,
         why="the run would end in the same way each time it starts",
-        fix=(f"use {smaller}{same}, or " if smaller else "") + more,
+        fix=(f"use {less}, or " if less else "") + more,
     )
 
 

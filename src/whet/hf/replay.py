@@ -123,7 +123,7 @@ class Turns:
     begun: bool = False
     """Whether the next beginning is another turn, and not the rest of this one, as after a resume."""
     left: bool = False
-    """Whether the loop has left this turn before its end."""
+    """Whether this turn gives no more batches: a loop whose loader has not begun its next epoch since has left it."""
 
     def begin(self, epoch: int) -> int:
         """Return the number of the turn that begins."""
@@ -161,17 +161,22 @@ class Place:
             number += 1
             with self.draws.apart(epoch << 32 | number, turn):
                 batch = next(found, end)
-            if batch is end:
+            if batch is end:  # accelerate reads one batch ahead, and the loop may leave with the one that it has
+                self._end(epoch, turn)
                 break
             if number == 1 and not turn and isinstance(loader.dataset, IterableDataset):
                 self._compare(epoch, batch)
             try:
                 yield self._sent(batch)
             except GeneratorExit:
-                self.turns.left = (epoch, turn) == (self.turns.epoch, self.turns.number)
+                self._end(epoch, turn)
                 raise
         if self.origin is not None:
             self.origin.iteration = epoch + 1
+
+    def _end(self, epoch: int, turn: int) -> None:
+        """Note that the iterator of a turn has ended, which may be after another turn has begun."""
+        self.turns.left = (epoch, turn) == (self.turns.epoch, self.turns.number)
 
     def _sent(self, batch: Any) -> Any:
         """Return a batch that accelerate would move to a GPU, moved already, and without waiting for the GPU."""

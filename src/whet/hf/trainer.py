@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
 from transformers import trainer
 from transformers.integrations import integration_utils
+from transformers.integrations.neftune import deactivate_neftune
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils.hub import PushInProgress
@@ -41,8 +42,9 @@ from whet.config.optimizer_names import names
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
+from whet.engine.safe_points import no_first_step
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import ConfigError, StorageError
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer, setting
 from whet.hf.gradient_norms import GradientNorms
@@ -78,10 +80,11 @@ from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
 from whet.store.compare import IN_GROUPS, changed_settings, curve
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
-from whet.store.state import write_state
+from whet.store.state import State, write_state
 from whet.watch import files as output_files
 from whet.watch import guard, lock, stop
 from whet.watch.events import does_something
+from whet.watch.record import running_command
 
 _ARGUMENTS = "training_args.json"
 _STAYS_HERE = ("_*", ".*", f"{PREFIX_CHECKPOINT_DIR}-*", f"{find.ASIDE}-*", TRAINING_ARGS_NAME)
@@ -92,6 +95,8 @@ _PRECISION, _EPOCH, _SETTINGS, _DUE = "precision", "epoch", "settings", "due"
 loss curve; and which of _FLAGS were set after its step if the training stopped in the evaluation that followed."""
 _FLAGS = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
 """What transformers' control holds of a step that is taken."""
+_ASKED_BY = {"should_evaluate": "eval_strategy", "should_save": "save_strategy"}
+"""The settings that let transformers set these flags."""
 _ROWS = "rows_per_step"
 _LOADED = {*IN_GROUPS, "optim_args"}
 """Settings that an optimizer keeps with its state, which a resume loads."""
@@ -144,6 +149,8 @@ class Trainer(transformers.Trainer):
     """The last step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
+    _began: tuple[int, Path | None] = (0, None)
+    """The steps before this training, and the checkpoint that holds them."""
     _of_trial: Any = None
     """The trial of a search for hyperparameters that this training is; None: it is none."""
     _ignored_keys: list[str] | None = None
@@ -209,7 +216,8 @@ class Trainer(transformers.Trainer):
 
         The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
         ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
-        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
+        by whet, Stopped (exit 75) or KeyboardInterrupt after a signal or for lack of memory, WhetError for lack of
+        memory before the first step, and NonFiniteError (exit 70).
         """
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
@@ -235,10 +243,27 @@ class Trainer(transformers.Trainer):
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
                     self._norms.read()
+                except (stop.Stopped, stop.Interrupted) as stopped:
+                    self._log_stop(stopped)
+                    raise
                 finally:
                     self._hears = False
                     self._norms.release()
+                    self._leave_training()
                 return found
+
+    def _log_stop(self, stopped: stop.Stopped | stop.Interrupted) -> None:
+        """Log where the training is saved: Python prints nothing of a SystemExit; a command of whet's prints it."""
+        if self.is_world_process_zero() and running_command() is None:
+            again = [f"{name}={value!r}" for name, value in stopped.again.items()]
+            logger.warning("%s%s", stopped, f"; resume with trainer.train({', '.join(again)})" if again else "")
+
+    def _leave_training(self) -> None:
+        """End what transformers ends only after the last step: NEFTune's noise, and the state of being in training."""
+        noise = vars(self).pop("neftune_hook_handle", None)
+        if noise is not None and self.is_in_train:
+            deactivate_neftune(self.model, noise, self.accelerator)
+        self.is_in_train = False
 
     def _recorders(self) -> list[record.RecordCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, record.RecordCallback)]
@@ -281,20 +306,33 @@ class Trainer(transformers.Trainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         self._find_best_next_to_it()
-        if resume_from_checkpoint is None:
-            return found
-        facts = manifest.facts_of(Path(resume_from_checkpoint)) or {}
-        if trial is None:
-            self._compare_with(facts, Path(resume_from_checkpoint).name)
+        folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        facts = {} if folder is None else manifest.facts_of(folder) or {}
+        if folder is not None and trial is None:
+            self._compare_with(facts, folder.name)
         place: Any = facts.get(_EPOCH)
         n_batches = self.args.gradient_accumulation_steps
         if _is_place(place) and not self.args.ignore_data_skip:
             epoch, n_steps = place
             found = (epoch + 1, 0) if n_steps >= num_update_steps_per_epoch else (epoch, n_steps * n_batches)
-        if due := [one for one in _FLAGS if one in (facts.get(_DUE) or ())]:
-            self._resumed = str(resume_from_checkpoint), due
-            self._epoch = (found[0], self.state.global_step - found[1] // n_batches)
+        self._epoch = (found[0], self.state.global_step - found[1] // n_batches)
+        self._began = (self.state.global_step, folder)
+        if folder is not None and (due := self._still_due(facts, folder)):
+            self._resumed = str(folder), due
         return found
+
+    def _still_due(self, facts: Mapping[str, Any], folder: Path) -> list[str]:
+        """Return what was due when the checkpoint's training stopped, but for what has been switched off since then."""
+        due = [one for one in _FLAGS if one in (facts.get(_DUE) or ())]
+        path = folder / _ARGUMENTS
+        before = json.loads(path.read_text("utf-8")) if due and path.is_file() else {}
+        for flag in [one for one in due if one in _ASKED_BY]:
+            name = _ASKED_BY[flag]
+            if getattr(self.args, name) == "no" != before.get(name):
+                due.remove(flag)
+                left_out = "evaluation" if flag == "should_evaluate" else "save"
+                logger.warning("%s: the %s that was due there is left out, with %s=no", folder.name, left_out, name)
+        return due
 
     def _compare_with(self, facts: Mapping[str, Any], name: str) -> None:
         """Log each setting that is another one than the checkpoint's; raise ConfigError if steps have other rows."""
@@ -358,12 +396,21 @@ class Trainer(transformers.Trainer):
             name = find.folder_name(state.best_global_step)
             state.best_model_checkpoint = next((str(path) for path in folders.own() if path.name == name), None)
 
+    def get_batch_samples(self, *given: Any, **named: Any) -> Any:
+        """Return the batches of a step, as transformers' Trainer does; training may stop here, before each step.
+
+        Unlike `training_step`, this is hardly ever replaced. Between evaluations, several ranks stop here alone.
+        """
+        found = super().get_batch_samples(*given, **named)
+        if found[0]:  # at the end of a stream, transformers asks for many steps without batches
+            self._stop_if_asked()
+        return found
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradient of a micro-batch; training may stop here, between two micro-batches."""
-        first = self._step_begun is None
-        if first:
+        if self._step_begun is None:
             self._begun = _Begun(self.state.global_step, self._place, random_state(self.args.device))
-        if first or self.args.world_size == 1:
+        if self.args.world_size == 1:
             self._stop_if_asked()
         with self._targets_of(inputs, loss_alone=self._has_plain_loss() and self.label_smoother is None):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -436,11 +483,14 @@ class Trainer(transformers.Trainer):
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
             self._norms.read()
-        if control.should_evaluate and self._step_begun is None:  # a step that has begun comes again, and this with it
-            due = [one for one in _FLAGS if getattr(control, one)]
-            self._after_step = _AfterStep(due, random_state(self.args.device))
+        self._after_step = self._what_follows() if control.should_evaluate else None
         super()._maybe_log_save_evaluate(*args, **named)
         self._after_step = None
+
+    def _what_follows(self) -> _AfterStep | None:
+        """Return what is due now after a step; None: nothing, or within a step, which comes again, and this with it."""
+        due = [one for one in _FLAGS if getattr(self.control, one)]
+        return _AfterStep(due, random_state(self.args.device)) if due and self._step_begun is None else None
 
     def _do_what_is_due(self, start_time: float) -> None:
         """Evaluate, and save if need be, after the last step of a training that stopped in this evaluation."""
@@ -457,15 +507,24 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self._resumed is not None:
             self._do_what_is_due(start_time)
+        self._hears = False  # the model may become the best one; evaluations of callbacks belong to no step
         return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _stop_if_asked(self) -> None:
-        """Save the completed steps and stop if a signal came, or if memory runs out."""
+        """Save the completed steps and stop if a signal came, or if memory runs out.
+
+        A training that has too little memory for its first step here fails: it would fail again.
+        """
         name, shortage = self._agreed(stop.requested(), None if self._memory is None else self._memory.shortage())
         if name is None and shortage is None:
             return
+        step = self.state.global_step
+        if name is None and shortage is not None and not step:
+            limit = None if setting(self.args, "memory_limit_gb") is None else "memory_limit_gb"
+            raise no_first_step(shortage, _smaller_batches(self.args), limit)
         why = f"stopped by {name}" if name else f"stopped, as memory runs out ({shortage})"
-        raise _stopped(why, name, self.state.global_step, self._saved_now())
+        fails = name is None and step == self._began[0]
+        raise _stopped(why, name, step, self._saved_now(), EXIT_OTHER if fails else EXIT_STOPPED_AND_SAVED)
 
     def stop_in_evaluation(self) -> None:
         """Save the completed steps and stop if a signal came to the training that this evaluation is a part of.
@@ -477,7 +536,7 @@ class Trainer(transformers.Trainer):
             return
         name, _ = self._agreed(stop.requested(), None)
         if name is not None:
-            self._stopped_in = self._after_step
+            self._stopped_in = self._after_step or self._what_follows()  # a callback's evaluation comes before that
             folder = self._saved_now()
             raise _stopped(f"stopped by {name} during the evaluation", name, self.state.global_step, folder)
 
@@ -497,6 +556,8 @@ class Trainer(transformers.Trainer):
         is_there = any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders())
         if is_there and self._stopped_in is None:
             return folder
+        if self.state.global_step == self._began[0]:
+            return self._began[1]
         self.model.zero_grad()
         only_model, self.args.save_only_model = self.args.save_only_model, False
         with ExitStack() as stack:
@@ -796,10 +857,15 @@ class Trainer(transformers.Trainer):
         folder = Path(checkpoint)
         optimizer, scheduler = read_state(folder, OPTIMIZER), read_state(folder, SCHEDULER)
         if optimizer is None or scheduler is None:
+            logger.warning("%s has no state of the optimizer and the schedule: both begin as in a new run", checkpoint)
             return
         with _fitting(folder):
-            self._optimizer_state().load_state(optimizer)
-            schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
+            self._load_states(optimizer, scheduler)
+
+    def _load_states(self, optimizer: State, scheduler: State) -> None:
+        """Restore the optimizer and the schedule from what their checkpoint holds."""
+        self._optimizer_state().load_state(optimizer)
+        schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         found = None if checkpoint is None else read_state(Path(checkpoint), SCALER)
@@ -930,8 +996,10 @@ def _targets_of(encoders: list[nn.Module], inputs: Mapping[str, Any], *, loss_al
         yield
 
 
-def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> BaseException:
-    """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with exit code 75."""
+def _stopped(
+    why: str, name: str | None, step: int, folder: Path | None, code: int = EXIT_STOPPED_AND_SAVED
+) -> stop.Stopped | stop.Interrupted:
+    """Return the exception that ends training: KeyboardInterrupt after Ctrl-C, else Stopped with this exit code."""
     if folder is not None:
         what = f"{why} after step {step}: saved in {folder}, no completed step is lost"
     elif step:
@@ -939,7 +1007,17 @@ def _stopped(why: str, name: str | None, step: int, folder: Path | None) -> Base
     else:
         what = f"{why} before the first step was done"
     again = {} if folder is None else {"resume_from_checkpoint": str(folder)}
-    return (stop.Interrupted if name == "SIGINT" else stop.Stopped)(what, again)
+    return stop.Interrupted(what, again) if name == "SIGINT" else stop.Stopped(what, again, code)
+
+
+def _smaller_batches(args: Any) -> str:
+    """Return the settings for at most half as many rows in a micro-batch, in words; "" if it has only one."""
+    rows, batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    fewer = next((one for one in range(rows // 2, 0, -1) if rows % one == 0), None)
+    if fewer is None:
+        return ""
+    same = batches * rows // fewer
+    return f"per_device_train_batch_size={fewer}, with gradient_accumulation_steps={same} for as many rows in a step"
 
 
 _KNOWS_SCALED = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")

@@ -16,6 +16,7 @@ once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 
 from whet import json_output, system
 from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
+from whet.log import logger
 
 SIGNALS = system.STOP_SIGNALS
 _SAME_S = 1.0
@@ -198,9 +200,13 @@ def handling_signals(wanted: bool | None) -> Iterator[None]:
 def noting_signals() -> Iterator[None]:
     """Note the signals within the block, for `requested`; one that the program handles or ignores stays with it.
 
-    In another thread than the main one, where Python allows no handlers, nothing is noted.
+    In another thread than the main one, where Python allows no handlers, nothing is noted, and the log says so once.
     """
-    if _current.previous_handlers or threading.current_thread() is not threading.main_thread():
+    if _current.previous_handlers:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        _warn_of_thread()
         yield
         return
     caught = system.caught_signals()
@@ -214,6 +220,15 @@ def noting_signals() -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+@functools.cache
+def _warn_of_thread() -> None:
+    logger.warning(
+        "this training runs in another thread than the main one, where Python handles no signals: SIGTERM and Ctrl-C "
+        'do not save it; call train() in the main thread, or save often and resume with resume_from_checkpoint="auto"; '
+        "save_on_signal=False leaves this message out"
+    )
 
 
 def defer_signals() -> None:

@@ -28,7 +28,6 @@ from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError, DataError
 from whet.hf.arguments import TrainingArguments as TrainerArguments
 from whet.hf.record import RecordCallback
-from whet.hf.state import OPTIMIZER, SCHEDULER, read_state
 from whet.hf.trainer import Trainer
 from whet.jobs import hub_upload
 from whet.jobs.judging import write
@@ -44,6 +43,7 @@ from whet.precision import compare as formats
 from whet.precision.device import has_bf16
 from whet.store import compare, find
 from whet.store.optimizer import OptimizerPart, SchedulePart
+from whet.store.state import State
 from whet.store.weights import count_weights
 from whet.store.write import remove_all
 from whet.tasks.embed.arguments import (
@@ -385,6 +385,8 @@ class _TrainerOfCommand(Trainer):
     """The batches of the training; None: any rows may share one."""
     n_rows = 0
     """Rows that were trained in this process."""
+    changed: Mapping[str, str] = types.MappingProxyType({})
+    """The settings that are other ones than the checkpoint's, and were allowed to be."""
 
     def get_batch_sampler(self, *given: Any, **named: Any) -> Any:
         """Return what deals out the batches of the training: in an epoch all of them, whatever texts repeat."""
@@ -464,18 +466,24 @@ class _TrainerOfCommand(Trainer):
         finally:
             self._compute_in(self.products)
 
+    def _compare_with(self, facts: Mapping[str, Any], name: str) -> None:
+        """Compare the settings of the command, and refuse changes that were not allowed, when the states are loaded."""
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore both from the checkpoint; settings that may change keep the values of this run."""
         folder = None if checkpoint is None else Path(checkpoint)
-        changed = {} if folder is None else compare.require_same_settings(self.asked, folder, MAY_CHANGE)
-        if folder is None or not changed:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        self.changed = {} if folder is None else compare.require_same_settings(self.asked, folder, MAY_CHANGE)
+        for text in self.changed.values():
+            logger.warning("resuming from %s with a change that was allowed: %s", Path(str(checkpoint)).name, text)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_states(self, optimizer: State, scheduler: State) -> None:
+        if not self.changed:
+            super()._load_states(optimizer, scheduler)
             return
-        for text in changed.values():
-            logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
-        inner = getattr(self.optimizer, "optimizer", self.optimizer)
-        OptimizerPart(inner, self.model, changed.keys()).load_state(read_state(folder, OPTIMIZER) or {})
-        SchedulePart(inner, self.lr_scheduler, changed.keys()).load_state(read_state(folder, SCHEDULER) or {})
+        inner, changed = getattr(self.optimizer, "optimizer", self.optimizer), self.changed.keys()
+        OptimizerPart(inner, self.model, changed).load_state(optimizer)
+        SchedulePart(inner, self.lr_scheduler, changed).load_state(scheduler)
 
     def _write_model(self, state_dict: Any, folder: Path) -> None:
         super()._write_model(state_dict, folder)
