@@ -108,7 +108,7 @@ def _map_by(draft: Draft, given: Given) -> None:
 _BOUND = "whet launch binds each rank to the cores of its part of the machine"
 _OVER_SSH = "whet launch starts ranks over ssh"
 _OWN_LOG = "rank 0 writes to the terminal, the others to files in --log_dir"
-_AGENT = "whet launch has its own way"
+_AGENT = "whet has its own way"
 _MPI: Mapping[str, Option] = {
     **dict.fromkeys(("n", "np"), Option(1, _total)),
     **dict.fromkeys(("ppn", "perhost", "npernode", "N", "ranks_per_proc"), Option(1, _per_host)),
@@ -443,6 +443,12 @@ def _torchrun(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     draft.ranks.launched = True
     found, rest = _taken(words, _TORCHRUN, draft, _begins)
     given = {one.name: one.value.text for one in found}
+    if draft.cluster_name:  # whet k8s starts torchrun in the pods
+        draft.ranks.stays = [Word.of(name)]
+        if "standalone" in given:
+            draft.ranks.options["nnodes"] = Word.of(1)
+        _applied(draft, found, _TORCHRUN)
+        return rest
     nnodes = given.get("nnodes", "1")
     by_rendezvous = nnodes != "1" and "node_rank" not in given
     if not {"nproc_per_node", "nnodes", "standalone"} & given.keys() or ":" in nnodes or by_rendezvous:
