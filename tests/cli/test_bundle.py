@@ -325,17 +325,37 @@ def test_the_code_of_a_package_is_that_which_is_installed(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_FIND_LINKS", "wheels")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    bundle.collect_wheels(bundle.requirements(packages), tmp_path / "found")
+    wanted, gone = bundle.requirements(packages)
+    assert not gone
+    bundle.collect_wheels(wanted, tmp_path / "found")
     for name in packages:
         with zipfile.ZipFile(tmp_path / "found" / f"{name}-1.0-py3-none-any.whl") as opened:
             assert opened.read("code.txt").decode() == name.removeprefix("of_")
 
 
-def test_a_package_whose_folder_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(tmp_path, "odd", {"url": (tmp_path / "gone away").as_uri(), "dir_info": {"editable": True}})
+def test_a_package_whose_folder_is_gone_is_a_release(
+    unpack: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So are all packages of conda, which name a folder of the machine that built them."""
+    of_conda = "file:///home/conda/feedstock_root/build_artifacts/odd_17/work"
+    _install(tmp_path / "site", "odd", {"url": of_conda, "dir_info": {}})
+    _install(tmp_path / "site", "edited", {"url": (tmp_path / "gone away").as_uri(), "dir_info": {"editable": True}})
+    _install(tmp_path / "site", "safetensors", {"url": of_conda, "dir_info": {}})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    wanted, gone = bundle.requirements(["odd", "edited"])
+    assert wanted == ["odd==1.0", "edited==1.0"]
+    assert gone == {"odd": of_conda.removeprefix("file://"), "edited": f"{tmp_path}/gone away"}
+    unpack()
+    assert "as releases of the index: safetensors, which were installed from places" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_whet_whose_folder_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, "whet_train", {"url": (tmp_path / "gone").as_uri(), "dir_info": {}})
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=rf"(?s)odd from {tmp_path}/gone away.*--no-deps odd==1\.0"):
-        bundle.requirements(["odd", "torch"])
+    with pytest.raises(ConfigError, match=rf"(?s)whet was installed from .*{tmp_path}/gone"):
+        bundle.requirements(["torch", "whet-train"])
 
 
 class _Proxy(BaseHTTPRequestHandler):

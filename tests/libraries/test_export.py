@@ -207,6 +207,12 @@ def test_the_script_answers_from_the_cache_of_the_hub(exports: dict[str, Path], 
     assert served(cached(exports["qa"], tmp_path, "me/reader"), asked) == served(exports["qa"], asked)
 
 
+def test_the_script_finds_its_files_through_a_link(exports: dict[str, Path], tmp_path: Path) -> None:
+    asked = [{"question": "what?", "context": ". ".join(SAILING)}]
+    (tmp_path / "serve.py").symlink_to(exports["qa"] / "serve.py")
+    assert served(tmp_path, asked) == served(exports["qa"], asked)
+
+
 def test_the_script_reads_utf_8_and_nothing_ends_it(exports: dict[str, Path]) -> None:
     question = {"question": "what?", "context": "the caf\u00e9 of the harbour"}
     lines = json.dumps(question, ensure_ascii=False).encode() + b'\n{"question": "what?", "context": "the caf\xe9"}\n'

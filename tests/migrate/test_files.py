@@ -422,16 +422,20 @@ def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
     text = (
         "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf OWN=$NAME && HF_HUB_OFFLINE=1 numactl -N 0 "
         "python run_ner.py "
-        "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o $MORE; echo done"
+        "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o-$(date +%Y) --seed $SEED $MORE; "
+        "echo done"
     )
     job = _JOB.replace("[torchrun, --nproc_per_node=2, run_ner.py]", f'{shell} "{text}"]')
     path = tmp_path / "job.yaml"
     path.write_text("\n".join(line for line in job.split("\n") if "args:" not in line))
     found = migrate(str(path))
     assert "--env HF_DATASETS_CACHE=/data/hf --env HF_HUB_OFFLINE=1" in found.command
-    assert found.command.endswith("--do_train --output_dir /output/o $MORE")
+    assert found.command.endswith('--do_train --output_dir /output/o-"$(date +%Y)"')
     assert found.said("cd /work")[0] == "done"
-    assert found.said("$MORE")[0] == "kept"
+    assert {"$MORE", "--seed $SEED", "OWN=$NAME"} < found.rows("refused").keys(), (
+        "this shell would compute another value"
+    )
+    assert found.said("$(date +%Y)")[0] == "kept"
     assert "--env OWN=VALUE" in found.said("OWN=$NAME")[1]
     assert (found.command.split()[0], found.said("numactl -N 0")[0]) == ("whet", "done")
     assert "--env NAME=VALUE" in found.said("source env.sh")[1]
@@ -448,6 +452,139 @@ def test_manifest_of_a_job_with_more_than_whet_renders(tmp_path: Path) -> None:
         "--output_dir /output/o"
     )
     assert found.rows("refused").keys() == {"hostNetwork", "API_KEY ***", "nvidia.com/gpu: 1", "mount /other"}
+
+
+def _pods(path: Path, command: list[str], kind: str = "PyTorchJob", **given: Any) -> Migrated:
+    """Migrate the manifest of a job of two pods, of which this is given: parts of the job, the pod, the container."""
+    container = {
+        "name": "pytorch", "image": "x", "command": command, "resources": {"limits": {"cpu": 8, "memory": "16Gi"}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "runs", "mountPath": "/runs/"}],
+        **given.get("container", {}),
+    }  # fmt: skip
+    claims = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "runs")]
+    template = {"spec": {"containers": [container], "volumes": claims, **given.get("pod", {})}}
+    pods = (
+        {"pytorchReplicaSpecs": {"Master": {"template": template}, "Worker": {"template": template}}}
+        if kind == "PyTorchJob" else {"completions": 2, "template": template}
+    )  # fmt: skip
+    job = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "tags"}, "spec": {**pods, **given.get("job", {})}}
+    path.write_text(yaml.safe_dump(job))
+    return migrate(str(path))
+
+
+_TAG = ["run_ner.py", "--model_name_or_path", "m", "--dataset_name", "d", "--do_train", "--output_dir", "/runs/o"]
+_ENDPOINT = "--rdzv_endpoint=$(MASTER_ADDR):29400"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "job", "options"),
+    [
+        ("PyTorchJob", "torchrun", {}, ""),
+        ("PyTorchJob", "torchrun", {"nprocPerNode": "4"}, "--nproc_per_node 4 "),
+        ("PyTorchJob", f"torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d {_ENDPOINT}", {},
+         "--nproc_per_node 4 "),
+        ("PyTorchJob", "torchrun --nproc_per_node=3 --nnodes=$(WORLD_SIZE) --node_rank=$(RANK) --max_restarts 2",
+         {"nprocPerNode": "4"}, "--nproc_per_node 3 --max_restarts 2 "),
+        ("PyTorchJob", "torchrun --nnodes=1:4", {"nprocPerNode": "2"},
+         "--nproc_per_node 2 --min_nodes 1 --max_nodes 4 "),
+        ("PyTorchJob", "torchrun", {"runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "None", "suspend": False}},
+         "--max_restarts 3 "),
+        ("PyTorchJob", "python", {"nprocPerNode": "4"}, ""),
+        ("PyTorchJob", "accelerate launch --num_processes 4 --num_machines $(WORLD_SIZE) --machine_rank $(RANK)", {},
+         "--nproc_per_node 2 "),
+        ("Job", "torchrun --nnodes 2 --nproc-per-node 4 --node_rank $(RANK) --master_addr tags-0.tags",
+         {"parallelism": 2, "completionMode": "Indexed", "backoffLimit": 4}, "--nproc_per_node 4 --max_restarts 2 "),
+        ("Job", "mpirun -n 4", {"completions": 1}, "--nproc_per_node 4 "),
+    ],
+)  # fmt: skip
+def test_ranks_of_pods(
+    kind: str, words: str, job: dict[str, Any], options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    found = _pods(tmp_path / "job.yaml", [*words.split(), *_TAG], kind, job=job)
+    assert found.rows("refused").keys() == {"mount /data"}
+    begin = f"--nodes {job.get('completions', 2)} "
+    assert found.command.partition(begin)[2].partition("--cpus")[0] == options
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "given"),
+    [
+        ("PyTorchJob", "torchrun --nproc_per_node=auto", "--nproc_per_node=auto"),
+        ("PyTorchJob", "torchrun --nproc_per_node=$(CPUS)", "--nproc_per_node=$(CPUS)"),
+        ("PyTorchJob", "torchrun --nnodes 4", "--nnodes 4"),
+        ("PyTorchJob", "torchrun --standalone --nproc_per_node 2", "2 pods"),
+        ("PyTorchJob", "accelerate launch --num_processes 4", "2 pods"),
+        ("PyTorchJob", "deepspeed", "deepspeed"),
+        ("PyTorchJob", "deepspeed --hostfile /h --num_gpus 1", "--hostfile /h"),
+        ("PyTorchJob", "srun -n 2 python", "srun -n 2"),
+        ("Job", "torchrun --nproc_per_node 2", "2 pods"),
+        ("Job", "python", "2 pods"),
+    ],
+)  # fmt: skip
+def test_ranks_that_pods_do_not_have_are_refused(
+    kind: str, words: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    found = _pods(tmp_path / "job.yaml", [*words.split(), *_TAG], kind)
+    assert given in found.rows("refused")
+
+
+def test_what_a_manifest_says_and_whet_does_not_render_is_named(tmp_path: Path) -> None:
+    container = {
+        "workingDir": "/work", "tty": True,
+        "env": [
+            {"name": "FROM_MAP", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}},
+            {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
+    }  # fmt: skip
+    job = {
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 2, "maxRestarts": 3, "rdzvId": "a", "metrics": [{}]},
+        "runPolicy": {"backoffLimit": 3, "ttlSecondsAfterFinished": 0},
+    }
+    found = _pods(tmp_path / "job.yaml", ["torchrun", *_TAG], container=container, job=job)
+    assert found.rows("refused").keys() == {
+        "elasticPolicy.metrics", "runPolicy.ttlSecondsAfterFinished", "backoffLimit: 3", "tty", "mount /data",
+        "FROM_MAP of configMapKeyRef",
+    }  # fmt: skip
+    assert found.said("workingDir: /work")[0] == "no effect"
+    assert found.said("RANK of fieldRef")[0] == "done"
+    assert "--env" not in found.command
+    pod = {"containers": [{"name": "other", "image": "y"}, {"name": "pytorch", "command": ["python", *_TAG[:-1], "o"],
+                                                           "workingDir": "/work"}]}  # fmt: skip
+    found = _pods(tmp_path / "job.yaml", [], pod=pod, job={"activeDeadlineSeconds": 9})
+    assert {"container other", "activeDeadlineSeconds", "workingDir: /work"} <= found.rows("refused").keys()
+
+
+def test_output_is_on_the_claim_that_holds_it(tmp_path: Path) -> None:
+    found = _pods(tmp_path / "job.yaml", ["torchrun", *_TAG])
+    assert "--output_claim runs " in found.command
+    assert found.command.endswith("--output_dir /output/o")
+    mounts = [
+        {"name": "runs", "mountPath": "/x", "subPath": "in"}, {"name": "runs", "mountPath": "/runs", "subPath": "a/b"},
+    ]  # fmt: skip
+    words = [*_TAG, "--tokenizer_name", "/x/tokenizer"]
+    found = _pods(tmp_path / "job.yaml", ["torchrun", *words], container={"volumeMounts": mounts})
+    assert found.code == 0
+    assert found.command.endswith("--output_dir /output/a/b/o --tokenizer_name /output/in/tokenizer")
+
+
+def test_variables_of_a_container_stand_in_its_command(tmp_path: Path) -> None:
+    """The kubelet writes $(NAME), and the shell in the container $NAME; the shell that renders has other variables."""
+    env = [
+        {"name": "RUN", "value": "a b"}, {"name": "SEED", "value": "3"}, {"name": "OUT", "value": "/runs/$(RUN)"},
+        {"name": "API_KEY", "value": "abcdefgh12345678"},
+    ]  # fmt: skip
+    text = f'torchrun {" ".join(_TAG[:-1])} "$OUT/${{RUN}}" --seed $(SEED) --run_name $SEED-$API_KEY-$(hostname)'
+    found = _pods(tmp_path / "job.yaml", ["bash", "-c", text], container={"env": env})
+    assert found.rows("refused").keys() == {"mount /data", "API_KEY ***", "--run_name 3-$API_KEY-$(hostname)"}
+    assert "abcdefgh" not in json.dumps(found.found)
+    assert found.command.endswith("--output_dir '/output/a b/a b' --seed 3")
+    assert "--env 'RUN=a b' --env SEED=3 --env 'OUT=/output/a b' -- tag" in found.command
+    words = [*_TAG[:-1], "$(OUT)", "--seed", "$(SEED)", "--run_name", "$(HOSTNAME)"]
+    found = _pods(tmp_path / "job.yaml", ["torchrun", *words], container={"env": env[:3]})
+    assert found.rows("refused").keys() == {"mount /data", "--run_name $(HOSTNAME)"}
+    assert found.command.endswith("--output_dir '/output/a b' --seed 3")
 
 
 @pytest.mark.parametrize(

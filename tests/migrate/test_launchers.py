@@ -72,6 +72,15 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("deepspeed --include localhost:0,1 --master_port 9901", "whet launch --nproc_per_node 2 -- qa"),
         ("deepspeed --bind_cores_to_rank", "whet launch -- qa"),
         ("srun -N 2 --ntasks-per-node=2 python", "srun -N 2 --ntasks-per-node=2 python -m whet qa"),
+        # a launcher that another one starts
+        ("srun torchrun --nnodes 4 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint a:1",
+         "srun torchrun --nnodes 4 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint a:1 -m whet qa"),
+        ("srun torchrun --nproc_per_node 4", "srun whet launch --nproc_per_node 4 -- qa"),
+        ("srun -N 1 accelerate launch --num_processes 8", "srun -N 1 whet launch --nproc_per_node 8 -- qa"),
+        ("srun -J accelerate deepspeed --num_gpus 2", "srun -J accelerate whet launch --nproc_per_node 2 -- qa"),
+        ("flux run -n 2 bash -c 'numactl -N 0 python {}'", "flux run -n 2 numactl -N 0 python -m whet qa"),
+        ("LD_PRELOAD=libtcmalloc.so nohup srun numactl -l python",
+         "LD_PRELOAD=libtcmalloc.so nohup srun numactl -l python -m whet qa"),
     ],
 )  # fmt: skip
 def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +106,12 @@ def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pyt
         ("deepspeed --num_nodes 2 --hostfile gone", "2 hosts", "the file is not here"),
         ("ipexrun --nnodes 2 --hostfile gone", "2 hosts", "the file is not here"),
         ("deepspeed --num_nodes 2", "2 hosts", "--hosts"),
+        ("mpirun -n 2 srun -n 4 python", "srun -n 4", "--hosts a,b"),
+        (
+            "srun bash -c 'torchrun --nnodes 2 --node_rank $SLURM_PROCID --master_addr a {}'",
+            "$SLURM_PROCID",
+            "each task of srun computes it",
+        ),
     ],
 )
 def test_option_of_a_launcher_that_is_not_carried_out(
@@ -104,7 +119,7 @@ def test_option_of_a_launcher_that_is_not_carried_out(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    found = migrate(f"{line} {_RUN}")
+    found = migrate(line.format(_RUN) if "{}" in line else f"{line} {_RUN}")
     assert found.code == 78
     status, said = found.said(given)
     assert status == "refused"

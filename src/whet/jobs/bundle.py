@@ -53,7 +53,7 @@ def run_bundle(
         fix = "name another file, or remove it"
         raise OutputError(what="the file exists", got=str(output), why="a bundle replaces nothing", fix=fix)
     packages = needed(extras)
-    wanted = requirements([*packages, "pip", DISTRIBUTION])
+    wanted, gone = requirements([*packages, "pip", DISTRIBUTION])
     json_output.add_outputs(bundle=output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,12 @@ def run_bundle(
             why="it is written completely or not at all",
             fix=f"make room in {output.parent}, or name a file on another disk",
         ) from error  # fmt: skip
-    json_output.add(packages=packages, left_out=left_out)
+    json_output.add(packages=packages, left_out=left_out, as_releases=[*gone])
+    if gone:
+        printing.show_wrapped(
+            f"as releases of the index: {', '.join(gone)}, which were installed from places that are gone, such as "
+            f"{next(iter(gone.values()))}; a release of the same version may be other code"
+        )
     if left_out:
         printing.show_wrapped(f"left out: {', '.join(left_out)}, which only a source tree of whet has")
     printing.show_wrapped(f"{output}: {amount(size)}. There: tar xf {output.name}; sh {root.name}/install.sh")
@@ -124,10 +129,12 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def requirements(packages: Iterable[str]) -> list[str]:
+def requirements(packages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return what pip gets the installed code of each package by: its version, or where it was installed from.
 
-    Raises ConfigError naming packages that are not installed, or whose folder or file is not there any more.
+    With them come those packages whose folder or file is not there any more, and that place: all packages of conda
+    name a folder of the machine that built them. pip gets them by their version, but for whet, which has no other code.
+    Raises ConfigError for whet from such a place, and naming packages that are not installed.
     """
     found, gone, missing = [], {}, []
     for name in packages:
@@ -141,21 +148,21 @@ def requirements(packages: Iterable[str]) -> list[str]:
         parts = urlsplit(url)
         place = url2pathname(parts.path)
         if parts.scheme == "file" and not os.path.exists(place):  # noqa: PTH110 - Path.exists raises for some names
-            gone[release] = f"{name} from {place}"
+            gone[name], url = place, ""
         found.append(_direct(url, said) if url else release)
     if missing:  # pip alone: the others were found
         raise ConfigError(
             what="pip is not installed here", got=sys.prefix, why="pip gets the wheels, and goes into the bundle",
             fix="run: python -m ensurepip, or uv pip install pip",
         )  # fmt: skip
-    if gone:
+    if DISTRIBUTION in gone:
         raise ConfigError(
-            what="packages were installed from places that are not there any more",
-            got=", ".join(gone.values()),
-            why="a bundle is the code that is installed here, and a release of that version may be other code",
-            fix=f"put them back, or install releases: pip install --force-reinstall --no-deps {' '.join(gone)}",
+            what="whet was installed from a place that is not there any more",
+            got=gone[DISTRIBUTION],
+            why="a bundle is the whet that is installed here, and a release of that version may be other code",
+            fix=f"put it back, or install a release: pip install --force-reinstall --no-deps {DISTRIBUTION}",
         )
-    return found
+    return found, gone
 
 
 def _direct(url: str, said: Mapping[str, Any]) -> str:

@@ -55,6 +55,8 @@ class Ranks:
     """Variables that ranks on other hosts do not get unless they are named."""
     stays: list[Word] = field(default_factory=list)
     """The words of a launcher that starts whet as it did the script; empty if whet launch takes its place."""
+    outer: str = ""
+    """The launcher, such as srun, that starts whet or another launcher; its words stand in the prefix."""
 
     @property
     def several_hosts(self) -> bool:
@@ -190,7 +192,7 @@ class Draft:
             launch += [f"--env {name}" for name in self.ranks.env]
             start += ["whet launch", *launch, "--", task]
         else:
-            start += ["whet", task]
+            start += ["python", "-m", "whet", task] if self.ranks.outer else ["whet", task]
         options = [option_text(name, values) for name, values in self.options.items()]
         return [*start, *options, *(word.text if not word.quoted else word.shell() for word in self.trailing)]
 

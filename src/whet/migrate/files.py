@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from whet.errors import MASK, ConfigError
 from whet.kubernetes.arguments import RESERVED
 from whet.migrate import accelerate, launchers, variables
 from whet.migrate.answer import OwnCommands
-from whet.migrate.draft import Draft, Ranks, option_text, shown
+from whet.migrate.draft import Draft, Ranks, Status, option_text, shown
 from whet.migrate.programs import (
     NOT_TAKEN,
     Flag,
@@ -33,7 +34,7 @@ from whet.migrate.programs import (
     translate,
     why_not,
 )
-from whet.migrate.shell import Word
+from whet.migrate.shell import Live, Word
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,19 @@ class Pods:
     kind: str
     """That of `whet k8s`."""
     n_pods: int
-    spec: Mapping[str, Any]
-    elastic: Mapping[str, Any]
+    template: Mapping[str, Any]
+    n_ranks: str = ""
+    """Ranks of a pod, as far as the job itself says it."""
+    restarts: tuple[str, int] | None = None
+    """How the job says which failures of pods it survives, and how often all pods can start again by that."""
+    elastic: Mapping[str, Any] = field(default_factory=dict)
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    """What `whet k8s` has no option for: names and values."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """What a pod is."""
+        return self.template["spec"]
 
 
 _OF_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
@@ -783,14 +795,47 @@ def _job_in(path: Path) -> dict[str, Any] | None:
 
 
 def _of_pytorch_job(job: Mapping[str, Any]) -> Pods:
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    first = replicas.get("Worker") or next(iter(replicas.values()))
+    spec = job["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    policy, elastic = spec.get("runPolicy") or {}, spec.get("elasticPolicy") or {}
+    name = "Worker" if replicas.get("Worker") else next(iter(replicas))
     n_pods = sum(int(one.get("replicas", 1)) for one in replicas.values())
-    return Pods("pytorchjob", n_pods, first["template"]["spec"], job["spec"].get("elasticPolicy") or {})
+    read = {"pytorchReplicaSpecs", "elasticPolicy", "nprocPerNode", "runPolicy"}
+    rest = _without(spec, read) | _without(policy, {"backoffLimit"}, "runPolicy.")
+    if policy.get("cleanPodPolicy") == "None":  # as in the jobs of whet k8s
+        rest.pop("runPolicy.cleanPodPolicy")
+    rest |= _without(elastic, {*_ELASTIC, *_MEETING, "nProcPerNode"}, "elasticPolicy.")
+    for other, one in replicas.items():
+        rest |= _without(one, {"replicas", "restartPolicy", "template"}, f"{other}.")
+        if one["template"]["spec"] != replicas[name]["template"]["spec"]:
+            rest[f"the pods of {other}, which differ from those of {name}"] = one["template"]["spec"]
+    return Pods(
+        kind="pytorchjob",
+        n_pods=n_pods,
+        template=replicas[name]["template"],
+        n_ranks=str(spec.get("nprocPerNode") or elastic.get("nProcPerNode") or ""),
+        restarts=_restarts_of(policy, int(elastic.get("maxReplicas") or n_pods)),
+        elastic=elastic,
+        rest=rest,
+    )
 
 
 def _of_plain_job(job: Mapping[str, Any]) -> Pods:
-    return Pods("job", int(job["spec"].get("completions") or 1), job["spec"]["template"]["spec"], {})
+    spec = job["spec"]
+    n_pods = int(spec.get("completions") or spec.get("parallelism") or 1)
+    same = {"parallelism"} if spec.get("parallelism") == n_pods else set[str]()
+    read = {"completions", "completionMode", "backoffLimit", "template", *same}
+    return Pods("job", n_pods, spec["template"], restarts=_restarts_of(spec, n_pods), rest=_without(spec, read))
+
+
+def _restarts_of(part: Mapping[str, Any], most_pods: int) -> tuple[str, int] | None:
+    n_failures = part.get("backoffLimit")
+    return None if n_failures is None else (f"backoffLimit: {n_failures}", int(n_failures) // max(most_pods, 1))
+
+
+def _without(part: Mapping[str, Any], read: Collection[str], path: str = "") -> dict[str, Any]:
+    """Return what is left of a part of a manifest without these names."""
+    return {f"{path}{name}": value for name, value in part.items() if name not in read}
 
 
 _PODS = {"PyTorchJob": _of_pytorch_job, "Job": _of_plain_job}
@@ -802,14 +847,17 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
     draft = Draft(cluster_name=str((job.get("metadata") or {}).get("name") or "train"))
     try:
         pods = _PODS[job["kind"]](job)
-        container = pods.spec["containers"][0]
-        given = [Word.of(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-        script, words = launchers.peeled(draft, given)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        containers = pods.spec["containers"]
+        container = next((one for one in containers if one.get("name") == _TRAINS.get(pods.kind)), containers[0])
+        draft.given_variables = _variables_of(container)
+        known = {name: word.text for name, word in draft.given_variables.items() if not word.live}
+        given = [*(container.get("command") or ()), *(container.get("args") or ())]
+        script, words = launchers.peeled(draft, [Word.of(_resolved(str(word), known)) for word in given])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise ConfigError(
             what=f"the {job['kind']} has no pods that whet can read",
             got=f"{type(error).__name__}: {error}",
-            why="a template names containers, and the command of the first one trains",
+            why="a template names containers, and the command of one of them trains",
             fix="check the manifest with kubectl, or give the command line of its container to whet migrate",
         ) from None
     program, rest = program_of(script, words)
@@ -820,10 +868,34 @@ def _of_job(job: Mapping[str, Any], task: str | None, own: OwnCommands) -> Draft
             what="no script in the manifest is one that whet knows", got=script,
             why="the command of the first container trains", fix=why_not(script),
         )  # fmt: skip
-    draft.rows = [row for row in draft.rows if not (row.status == "kept" and row.given.startswith("torchrun"))]
     read_options(draft, program, rest, own)
     _describe(draft, job, pods, container)
     return draft
+
+
+_TRAINS = {"pytorchjob": "pytorch"}
+"""Kind of `whet k8s` -> the name of the container that trains, if the controller demands one."""
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
+"""What the kubelet changes in commands and variables: $$ into $, and $(NAME) into the value of a variable."""
+
+
+def _resolved(text: str, known: Mapping[str, str]) -> str:
+    """Return a text as the container gets it, as far as the values of its variables are known."""
+    return _REFERENCE.sub(lambda found: "$" if found[1] is None else known.get(found[1], found[0]), text)
+
+
+def _variables_of(container: Mapping[str, Any]) -> dict[str, Word]:
+    """Return the variables of the container whose values the manifest says; a secret is no value to put elsewhere."""
+    found: dict[str, Word] = {}
+    for one in container.get("env") or ():
+        name = str(one["name"])
+        if "valueFrom" in one:
+            continue
+        known = {other: word.text for other, word in found.items() if not word.live}
+        text = _resolved("" if one.get("value") is None else str(one["value"]), known)
+        unknown = bool(secrets.in_variables([f"{name}={text}"])) or any(match[1] for match in _REFERENCE.finditer(text))
+        found[name] = Word((Live(text),), quoted=True) if unknown else Word.of(text)
+    return found
 
 
 def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mapping[str, Any]) -> None:
@@ -837,16 +909,15 @@ def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mappi
     put(f"kind: {job['kind']}", "kind", pods.kind)
     put(f"image: {container.get('image')}", "image", _IMAGE, "an image with whet in it: docs/kubernetes.md builds one")
     put(f"replicas: {pods.n_pods}", "nodes", pods.n_pods)
-    per_pod = draft.ranks.per_host or draft.ranks.total
-    if per_pod is not None:
-        put(f"{per_pod.text} ranks in a pod", "nproc_per_node", per_pod.text)
-    draft.ranks = Ranks()
+    _start(draft, pods, put)
     for part, options in ((meta, _OF_META), (pods.elastic, _ELASTIC), (spec, _OF_POD), (container, _OF_CONTAINER)):
         for name, option in options.items():
             if name in part and option:
                 put(f"{name}: {part[name]}", option, part[name])
+    of_pods = pods.template.get("metadata") or {}
     for name in ("labels", "annotations"):
-        for key, value in (meta.get(name) or {}).items():
+        both = (pair for one in (meta, of_pods) for pair in (one.get(name) or {}).items())
+        for key, value in dict.fromkeys(both):
             put(f"{name} {key}: {value}", name[:-1], f"{key}={value}")
     for key, value in (spec.get("nodeSelector") or {}).items():
         put(f"nodeSelector {key}: {value}", "node_selector", f"{key}={value}")
@@ -857,23 +928,26 @@ def _describe(draft: Draft, job: Mapping[str, Any], pods: Pods, container: Mappi
         else:
             draft.say(f"{name}: {value}", "refused", "whet k8s asks for CPUs and memory: leave it out")
     moved = _mount(draft, spec, container, put)
-    set_in_line: list[Mapping[str, Any]] = []
-    for name, word in draft.given_variables.items():
-        if word.live:
-            draft.say(f"{name}={word.text}", "refused", f"only a shell knows it: give its value, --env {name}=VALUE")
-        else:
-            set_in_line.append({"name": name, "value": word.text})
-    draft.given_variables = {}
-    for one in (*(container.get("env") or ()), *set_in_line):
-        _pass_on(draft, one, moved, put)
+    _pass_on(draft, container, moved, put)
     for name, words in draft.options.items():
         draft.options[name] = [_moved(word, moved) for word in words]
         if draft.options[name] != words:
             draft.correct(name, "translated", option_text(name, draft.options[name]))
     draft.say("restartPolicy", "done", "whet k8s restarts what failed, --max_restarts times")
-    for part, known in ((spec, {*_OF_POD, *_READ_OF_POD}), (container, {*_OF_CONTAINER, *_READ_OF_CONTAINER})):
-        for name in part.keys() - known:
+    if "workingDir" in container:
+        _work_in(draft, str(container["workingDir"]))
+    if draft.prefix:
+        draft.say(" ".join(word.text for word in draft.prefix), "no effect", "pods start whet themselves")
+        draft.prefix = []
+    rest = {**pods.rest, **_without(meta, _READ_OF_META), **_without(of_pods, _READ_OF_META, "template.metadata.")}
+    rest |= _without(spec, {*_OF_POD, *_READ_OF_POD}) | _without(container, {*_OF_CONTAINER, *_READ_OF_CONTAINER})
+    rest |= {f"container {one.get('name')}": one for one in spec["containers"] if one is not container}
+    for name, value in rest.items():
+        if value is None or value is False or value in ("", [], {}):
+            draft.say(name, "no effect", "it asks for nothing")
+        else:
             draft.say(name, "refused", "whet k8s --help all has the options of pods; or add it to what it renders")
+    _refuse_unknown(draft)
 
 
 _OF_META = {"namespace": "namespace"}
@@ -881,55 +955,242 @@ _OF_POD = {"serviceAccountName": "service_account", "terminationGracePeriodSecon
 _READ_OF_POD = {"containers", "volumes", "nodeSelector", "restartPolicy"}
 _OF_CONTAINER = {"imagePullPolicy": "image_pull_policy"}
 _READ_OF_CONTAINER = {"name", "image", "command", "args", "env", "resources", "volumeMounts", "workingDir"}
-_ELASTIC = {"minReplicas": "min_nodes", "maxReplicas": "max_nodes", "maxRestarts": "max_restarts",
-            "rdzvBackend": "rdzv_backend"}  # fmt: skip
+_READ_OF_META = {"name", "namespace", "labels", "annotations", "creationTimestamp", "generation", "managedFields",
+                 "resourceVersion", "uid"}  # fmt: skip
+"""Read, or written by the cluster itself."""
+_ELASTIC = {"minReplicas": "min_nodes", "maxReplicas": "max_nodes", "rdzvBackend": "rdzv_backend",
+            "maxRestarts": None}  # fmt: skip
+_MEETING = {"rdzvId", "rdzvHost", "rdzvPort", "rdzvConf"}
+"""Keys of elasticPolicy for which `whet k8s` has values of its own."""
 Put = Callable[..., None]
 
 
+def _start(draft: Draft, pods: Pods, put: Put) -> None:
+    """Write what the launcher in the container says into options of `whet k8s`; refuse what these do not say."""
+    ranks = draft.ranks
+    said = [row for row in draft.rows if row.becomes.startswith("whet launch")]
+    draft.rows = [row for row in draft.rows if row not in said]
+    given: dict[str, str] = {}
+    for row in said:
+        name = (row.becomes.split()[2:3] or ["--nproc_per_node"])[0][2:]
+        if name in _NUMBERS:
+            given[name] = f"{given[name]} {row.given}" if name in given else row.given
+        elif name in _BY_PLAN:
+            draft.say(row.given, "done", _BY_PLAN[name])
+        elif name == "kept_free_cores":
+            put(row.given, name, ranks.options[name].text, row.why)
+        elif row.becomes.endswith("--memory_allocator tcmalloc"):
+            draft.say(row.given, "done", "whet's image preloads tcmalloc")
+        else:
+            draft.say(row.given, "refused", "whet k8s starts the ranks of the pods alone: leave it out")
+    for name in _NUMBERS if ranks.stays else ():
+        word = draft.given_variables.pop(f"PET_{name.upper()}", None)  # torchrun reads its options there too
+        if word is not None and name not in given:
+            given[name] = f"PET_{name.upper()}={word.text}"
+            ranks.options[name] = word
+    n_ranks = _count_ranks(draft, pods, given, put)
+    _compare_nodes(draft, pods, given, n_ranks, put)
+    _count_restarts(draft, pods, given, put)
+    draft.ranks = Ranks()
+
+
+_NUMBERS = ("nproc_per_node", "nnodes", "max_restarts")
+_BY_PLAN = {
+    **dict.fromkeys(("node_rank", "master_addr", "master_port"), "whet k8s numbers the pods, which meet at the first"),
+    "log_dir": "kubectl logs shows what the ranks print",
+}
+"""Option of `whet launch` that `whet k8s` needs no option for -> why."""
+
+
+def _count_ranks(draft: Draft, pods: Pods, given: Mapping[str, str], put: Put) -> str:
+    """Write the ranks of a pod, of which the launcher knows the number, or else the job; return it."""
+    ranks = draft.ranks
+    text = given.get("nproc_per_node", "the ranks of a pod")
+    word = ranks.flags().get("nproc_per_node")
+    if word is None and ranks.total is not None and ranks.total.text.isdecimal():
+        of_one, left = divmod(int(ranks.total.text), pods.n_pods)
+        word = None if left else Word.of(of_one)
+    if pods.n_ranks and (word is not None or not ranks.stays):
+        draft.say(f"nprocPerNode: {pods.n_ranks}", "no effect", "the command in the container says another number, or "
+                  "starts one process")  # fmt: skip
+    elif pods.n_ranks:
+        text, word = f"nprocPerNode: {pods.n_ranks}", Word.of(pods.n_ranks)
+    if word is None and (ranks.stays or not ranks.launched):
+        return "1"
+    if word is None or not word.text.isdecimal():
+        draft.say(text, "refused", "give their number: --nproc_per_node N, one for each NUMA node of a pod")
+        return "1"
+    put(text, "nproc_per_node", word.text, "ranks of a pod")
+    return word.text
+
+
+def _compare_nodes(draft: Draft, pods: Pods, given: Mapping[str, str], n_ranks: str, put: Put) -> None:
+    """Refuse a launcher for which the pods of the manifest are not the nodes of one run."""
+    nodes = draft.ranks.options.get("nnodes")
+    fewest, colon, most = (nodes or Word()).text.partition(":")
+    text = given.get("nnodes", f"{pods.n_pods} pods")
+    by_controller = pods.kind == "pytorchjob" and (bool(draft.ranks.stays) or n_ranks == "1")
+    if nodes is None:
+        if pods.n_pods > 1 and not by_controller and "WORLD_SIZE" not in draft.given_variables:
+            draft.say(text, "refused", "each pod starts a run of its own: render one job for each, with --nodes 1")
+    elif nodes.text == str(pods.n_pods) or _BY_CONTROLLER.fullmatch(nodes.text):
+        if "nnodes" in given:
+            draft.say(text, "done", "each pod is a node")
+    elif colon and pods.kind == "pytorchjob" and not {"minReplicas", "maxReplicas"} & pods.elastic.keys():
+        put(text, "min_nodes", fewest)
+        put(text, "max_nodes", most)
+    elif [fewest, most] == [str(pods.elastic.get(name)) for name in ("minReplicas", "maxReplicas")]:
+        draft.say(text, "done", "elasticPolicy says it too")
+    else:
+        why = f"it is not the number of pods, {pods.n_pods}: say how many pods a run has, --nodes N"
+        draft.say(text, "refused", why)
+
+
+_BY_CONTROLLER = re.compile(r"\$[({]?(WORLD_SIZE|PET_NNODES)[)}]?")
+"""The number of pods, as a controller of Kubeflow gives it to them."""
+
+
+def _count_restarts(draft: Draft, pods: Pods, given: Mapping[str, str], put: Put) -> None:
+    """Write how often the job starts again; refuse what says another number of it."""
+    numbers: list[tuple[str, str]] = []
+    if (word := draft.ranks.options.get("max_restarts")) is not None:
+        numbers.append((given["max_restarts"], word.text))
+    if pods.elastic.get("maxRestarts") is not None:
+        numbers.append((f"maxRestarts: {pods.elastic['maxRestarts']}", str(pods.elastic["maxRestarts"])))
+    if pods.restarts is not None:
+        numbers.append((pods.restarts[0], str(pods.restarts[1])))
+    for number, (text, value) in enumerate(numbers):
+        if number == 0:
+            why = "in each restart all pods fail together" if text.startswith("backoffLimit") else ""
+            put(text, "max_restarts", value, why)
+        elif value == numbers[0][1]:
+            draft.say(text, "done", f"--max_restarts {value} says it")
+        else:
+            draft.say(text, "refused", f"whet k8s has one number, --max_restarts {numbers[0][1]}: choose one")
+
+
 def _mount(draft: Draft, spec: Mapping[str, Any], container: Mapping[str, Any], put: Put) -> dict[str, str]:
-    """Name the claim for the output; return the folders that have another name now."""
+    """Name the claim that holds the output, or else the first; return the folders that have another name now."""
     moved: dict[str, str] = {}
     volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
-    for mount in container.get("volumeMounts") or ():
-        volume, path = volumes.get(mount.get("name")) or {}, str(mount.get("mountPath"))
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    mounts = [
+        (str(one.get("mountPath")).rstrip("/"), one, volumes.get(one.get("name")) or {})
+        for one in container.get("volumeMounts") or ()
+    ]
+    claims = {path: claim for path, one, volume in mounts if (claim := _claim_of(volume)) and "subPathExpr" not in one}
+    output = f"{draft.value('output_dir') or ''}/"
+    holding = sorted((path for path in claims if output.startswith(f"{path}/")), key=len)
+    chosen = claims[holding[-1]] if holding else next(iter(claims.values()), None)
+    for path, mount, volume in mounts:
         if path == "/dev/shm":  # noqa: S108
             size = (volume.get("emptyDir") or {}).get("sizeLimit")
             if size:
                 put(f"{path}: {size}", "shared_memory", size)
             else:
                 draft.say(path, "done", "--shared_memory is its size, 1Gi")
-        elif claim and not moved:
-            put(f"{path}: {claim}", "output_claim", claim, f"{path} is {_OUTPUT} in the pods")
-            moved[path.rstrip("/")] = _OUTPUT
+        elif path in claims and claims[path] == chosen:
+            inside = str(mount.get("subPath") or "").strip("/")
+            place = f"{_OUTPUT}/{inside}" if inside else _OUTPUT
+            why = f"{path} is {place} in the pods"
+            if "output_claim" in draft.cluster:
+                draft.say(f"{path}: {chosen}", "translated", why, f"whet k8s --output_claim {chosen}")
+            else:
+                put(f"{path}: {chosen}", "output_claim", chosen, why)
+            moved[path] = place
         else:
             draft.say(
                 f"mount {path}", "refused", "whet k8s mounts claims: --data_claim at /data, --cache_claim at /cache"
             )
-    return moved
+    return dict(sorted(moved.items(), key=lambda pair: -len(pair[0])))
 
 
-def _pass_on(draft: Draft, one: Mapping[str, Any], moved: Mapping[str, str], put: Put) -> None:
-    """Pass a variable of the container on, unless the plan or the image decides it."""
-    name, value = str(one.get("name")), str(one.get("value", ""))
-    given = shown(f"{name}={value}", secret=bool(secrets.in_variables([f"{name}={value}"])))
-    key = ((one.get("valueFrom") or {}).get("secretKeyRef") or {}) if "valueFrom" in one else {}
+def _claim_of(volume: Mapping[str, Any]) -> str | None:
+    return (volume.get("persistentVolumeClaim") or {}).get("claimName")
+
+
+def _pass_on(draft: Draft, container: Mapping[str, Any], moved: Mapping[str, str], put: Put) -> None:
+    """Pass the variables of the container and of its text on, unless the plan or the image decides them."""
+    for name, word in draft.given_variables.items():
+        if secrets.in_variables([f"{name}={word.text}"]):
+            given = shown(f"{name}={word.text}", secret=True)
+            draft.say(given, "refused", f"put it into a Secret: --env_from_secret {name}=SECRET")
+        elif (ours := _ours(name)) is not None:
+            draft.say(f"{name}={word.text}", *ours)
+        elif word.live:
+            why = f"only its shell or the cluster knows it: give its value, --env {name}=VALUE"
+            draft.say(f"{name}={word.text}", "refused", why)
+        elif name == "CCL_WORKER_COUNT":
+            why = "threads of each rank that are left for the exchange"
+            put(f"{name}={word.text}", "kept_free_cores", word.text, why)
+        else:
+            value = _moved(word, moved).text
+            put(f"{name}={word.text}", "env", f"{variables.MOVED.get(name, name)}={value}")
+    for one in container.get("env") or ():
+        name, source = str(one["name"]), one.get("valueFrom") or {}
+        key = source.get("secretKeyRef")
+        if "valueFrom" not in one or name in draft.given_variables:
+            continue
+        if key:
+            put(f"{name} of a Secret", "env_from_secret", f"{name}={key.get('name')}/{key.get('key')}")
+        elif (ours := _ours(name)) is not None:
+            draft.say(f"{name} of {', '.join(source)}", *ours)
+        else:
+            why = f"whet k8s takes variables from Secrets alone: give its value, --env {name}=VALUE"
+            draft.say(f"{name} of {', '.join(source)}", "refused", why)
+    draft.given_variables = {}
+
+
+def _ours(name: str) -> tuple[Status, str] | None:
+    """Return what becomes of a variable that the plan or the image decides, and why; None for others."""
     fact = variables.fact_of(name)
-    if key:
-        put(f"{name} of a Secret", "env_from_secret", f"{name}={key.get('name')}/{key.get('key')}")
-    elif name == "LD_PRELOAD":
-        draft.say(given, "done", "whet's image preloads tcmalloc")
-    elif name in RESERVED:
-        draft.say(given, "done", RESERVED[name])
-    elif name == "CCL_WORKER_COUNT":
-        put(given, "kept_free_cores", value, "threads of each rank that are left for the exchange")
-    elif fact.status != "kept":
-        draft.say(given, fact.status, fact.why)
-    elif secrets.in_variables([f"{name}={value}"]):
-        draft.say(given, "refused", f"put it into a Secret: --env_from_secret {name}=SECRET")
+    if name == "LD_PRELOAD":
+        return "done", "whet's image preloads tcmalloc"
+    if name in RESERVED:
+        return "done", RESERVED[name]
+    return None if fact.status == "kept" or name == "CCL_WORKER_COUNT" else (fact.status, fact.why)
+
+
+def _work_in(draft: Draft, folder: str) -> None:
+    """Say that relative paths are those of another folder now."""
+    output = draft.value("output_dir") or "/"
+    if output.startswith("/"):
+        why = f"pods start in {_OUTPUT}, and whet needs no folder of a script"
+        draft.say(f"workingDir: {folder}", "no effect", why)
     else:
-        name = variables.MOVED.get(name, name)
-        put(given, "env", f"{name}={_moved(Word.of(value), moved).text}")
+        draft.say(f"workingDir: {folder}", "refused", f"pods start in {_OUTPUT}: write --output_dir from the root")
+
+
+_HERE_AS_THERE = re.compile(r"\$\(date\b[^$`;&|<>()]*\)|`date\b[^$`;&|<>()]*`")
+"""Commands whose output the shell of the user knows as well as that of a pod."""
+
+
+def _refuse_unknown(draft: Draft) -> None:
+    """Leave out what only a shell in the pods knows: the one that renders the manifest would compute another value."""
+    passed = {
+        word.text.partition("=")[0] for name in ("env", "env_from_secret") for word in draft.cluster.get(name, ())
+    }
+    for name, words in [*draft.options.items()]:
+        unknown = dict.fromkeys(_unknown(words, passed))
+        if others := [raw for raw in unknown if not _HERE_AS_THERE.fullmatch(raw)]:
+            del draft.options[name]
+            draft.correct(name, "refused", why=f"only the pods know {' and '.join(others)}: write the value there")
+            continue
+        for raw in unknown:
+            draft.say(raw, "kept", "the shell that renders the manifest computes it, for all pods and restarts")
+    texts = [word.text for word in draft.trailing]
+    draft.rows = [row for row in draft.rows if row.given not in texts]
+    for text in texts:
+        draft.say(text, "refused", "only the pods know it: write its words there")
+    draft.trailing = []
+
+
+def _unknown(words: Sequence[Word], passed: Collection[str]) -> Iterator[str]:
+    """Yield the parts that only the pods can compute, but for variables that are passed on to them."""
+    for part in (part for word in words for part in word.parts):
+        if isinstance(part, str):
+            yield from (found[0] for found in _REFERENCE.finditer(part) if found[1] and found[1] not in passed)
+        else:
+            yield part.raw
 
 
 def _moved(word: Word, moved: Mapping[str, str]) -> Word:

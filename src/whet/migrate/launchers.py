@@ -17,7 +17,7 @@ from whet.errors import ConfigError
 from whet.migrate import accelerate, variables
 from whet.migrate.draft import Draft, Ranks, Status
 from whet.migrate.programs import program_of
-from whet.migrate.shell import Script, Simple, Word, read
+from whet.migrate.shell import Live, Script, Simple, Word, read
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -108,7 +108,7 @@ def _map_by(draft: Draft, given: Given) -> None:
 _BOUND = "whet launch binds each rank to the cores of its part of the machine"
 _OVER_SSH = "whet launch starts ranks over ssh"
 _OWN_LOG = "rank 0 writes to the terminal, the others to files in --log_dir"
-_AGENT = "whet launch has its own way"
+_AGENT = "whet has its own way"
 _MPI: Mapping[str, Option] = {
     **dict.fromkeys(("n", "np"), Option(1, _total)),
     **dict.fromkeys(("ppn", "perhost", "npernode", "N", "ranks_per_proc"), Option(1, _per_host)),
@@ -311,7 +311,12 @@ _PYTHON = re.compile(r"python[\d.]*$")
 def _begins(word: Word) -> bool:
     """Return whether the program of a launcher begins with this word."""
     name = word.text.rsplit("/", 1)[-1]
-    return bool(_PYTHON.match(name)) or name.endswith(".py") or name in _LAUNCHERS or name in ("bash", "sh", "env")
+    is_known = name in _LAUNCHERS or name in _WITH_COMMANDS or name in ("bash", "sh", "env")
+    return bool(_PYTHON.match(name)) or name.endswith(".py") or is_known
+
+
+_WITH_COMMANDS = {"accelerate": ("launch",), "trl": ("sft", "dpo")}
+"""Programs that start a training by one of these commands."""
 
 
 def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
@@ -438,6 +443,12 @@ def _torchrun(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     draft.ranks.launched = True
     found, rest = _taken(words, _TORCHRUN, draft, _begins)
     given = {one.name: one.value.text for one in found}
+    if draft.cluster_name:  # whet k8s starts torchrun in the pods
+        draft.ranks.stays = [Word.of(name)]
+        if "standalone" in given:
+            draft.ranks.options["nnodes"] = Word.of(1)
+        _applied(draft, found, _TORCHRUN)
+        return rest
     nnodes = given.get("nnodes", "1")
     by_rendezvous = nnodes != "1" and "node_rank" not in given
     if not {"nproc_per_node", "nnodes", "standalone"} & given.keys() or ":" in nnodes or by_rendezvous:
@@ -501,13 +512,27 @@ def _of_accelerate() -> dict[str, Option]:
 
 
 def _stays(draft: Draft, name: str, words: list[Word]) -> list[Word]:
-    """Keep a launcher whose ranks whet knows by their variables."""
-    n_own = next((number for number, word in enumerate(words) if _begins(word)), len(words))
-    draft.ranks.launched = True
-    draft.ranks.stays = [Word.of(name), *words[:n_own], Word.of("python"), Word.of("-m")]
-    text = " ".join([name, *(word.text for word in words[:n_own])])
-    draft.say(text, "kept", "whet knows its ranks by their variables")
+    """Keep a launcher whose ranks whet knows by their variables, and which may start another launcher."""
+    n_own = next((number for number in range(len(words)) if _begins_at(words, number)), len(words))
+    own = [Word.of(name), *words[:n_own]]
+    text = " ".join(word.text for word in own)
+    if draft.cluster_name:
+        draft.say(text, "refused", "pods start their ranks themselves: say how many a pod has, --nproc_per_node N")
+    elif draft.ranks.launched or draft.ranks.outer:
+        draft.say(
+            text, "refused", "whet launch takes the place of both launchers: name the hosts, whet launch --hosts a,b"
+        )
+    else:
+        draft.ranks.outer = name
+        draft.prefix += own
+        draft.say(text, "kept", "it starts whet as it did the script")
     return words[n_own:]
+
+
+def _begins_at(words: Sequence[Word], at: int) -> bool:
+    commands = _WITH_COMMANDS.get(words[at].text.rsplit("/", 1)[-1])
+    has_command = commands is None or (at + 1 < len(words) and words[at + 1].text in commands)
+    return _begins(words[at]) and has_command
 
 
 Peel = Callable[[Draft, str, list[Word]], list[Word]]
@@ -604,9 +629,22 @@ def _in_shell(draft: Draft, text: str) -> list[Word]:
         return []
     chosen = (known or scripts or found)[-1]
     say_before(draft, [one.found for one in found[: found.index(chosen)]])
+    if draft.ranks.outer:
+        new = (word for name, word in chosen.variables.items() if draft.given_variables.get(name) != word)
+        _refuse_live(draft, [*chosen.found.words, *new])
     draft.given_variables = chosen.variables
     say_values(draft, script, chosen.found)
     return chosen.found.words
+
+
+def _refuse_live(draft: Draft, words: Sequence[Word]) -> None:
+    """Refuse what the shell of each task computes: the shell that starts the launcher would compute it once."""
+    outer = draft.ranks.outer
+    why = f"each task of {outer} computes it: write its value, or the command of whet into the text of bash -c"
+    parts = (part.raw for word in words for part in word.parts if isinstance(part, Live))
+    for raw in dict.fromkeys(parts):
+        if raw.startswith(("$", "`")):
+            draft.say(raw, "refused", why)
 
 
 class Started(NamedTuple):

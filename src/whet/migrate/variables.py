@@ -185,7 +185,7 @@ def _keep(draft: Draft, given: str, name: str, value: Word, status: Status, why:
 
 def _preloaded(draft: Draft, given: str, value: Word) -> bool:
     """Name the libraries that whet launch preloads; others stay."""
-    if draft.ranks.stays:
+    if draft.ranks.stays or (draft.ranks.outer and not draft.ranks.launched):
         return False
     options: dict[str, str] = {}
     others: list[str | Live] = []
