@@ -420,6 +420,10 @@ def test_verdicts_follow_the_times_in_pairs() -> None:
     assert choose.verdict([0.8, 0.8, 1.2], are_all=True) == "faster"
     assert choose.verdict([1.0, 1.0, 1.01, 1.0]) == "alike"
     assert choose.verdict([0.97, 0.98, 0.97, 0.98, 0.97, 0.98]) == "faster"
+    assert choose.verdict([0.75], are_all=True) == "faster", "there was time for no more, and it is far ahead"
+    assert choose.verdict([0.9, 0.9], are_all=True) == "faster"
+    assert choose.verdict([0.9], are_all=True) is None
+    assert choose.verdict([0.75, 0.95], are_all=True) is None
 
 
 def test_what_was_not_compared_to_the_end_is_not_called_slower() -> None:

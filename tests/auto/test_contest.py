@@ -16,7 +16,7 @@ from test_auto_runs import asked
 from whet.cli.commands import command
 from whet.config.command_line import load as load_settings
 from whet.jobs import auto
-from whet.jobs.trial_processes import drafted
+from whet.jobs.trial_processes import NO_TIME, Lost, drafted
 from whet.plan import choose
 from whet.plan.choose import Candidate, Forecast
 
@@ -149,6 +149,21 @@ def test_rounds_that_end_with_the_best_one_still_decide(tmp_path: Path, monkeypa
     lines = choose.table(found.all_results(best), MIDDLE, 1.0, 6)
     assert not [line for line in lines if "faster" in line], "what is not taken is faster than nothing"
     assert choose.why_the_next_lost(found.all_results(best), MIDDLE).startswith("6 x 1 lost by ")
+
+
+@pytest.mark.parametrize(("share", "is_taken"), [(0.7, True), (0.95, False)])
+def test_what_is_far_ahead_when_the_time_ends_is_taken(share: float, is_taken: bool, tmp_path: Path) -> None:
+    stepped: list[Candidate] = []
+
+    def seconds(candidate: Candidate, step: int) -> float:
+        stepped.append(candidate)
+        if stepped.count(MIDDLE) > 2:  # its start, and a round
+            raise Lost(NO_TIME)
+        return {LARGE: 1.0, MIDDLE: share, BASE: 4.0}[candidate]
+
+    best = contest(Script("bf16", seconds), tmp_path, forecast_s=NEARLY_ALIKE).run()
+    assert best is not None
+    assert (best.candidate == MIDDLE) == is_taken
 
 
 def test_several_seeds_which_choose_themselves_fit_in_any_format(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ class _Contest:
         if other is None:
             return best
         other.level = best.level * median(ratios) if ratios else best.level
-        won = not why and self._is_taken(other, best, ratios)
+        won = why in ("", NO_TIME) and bool(ratios) and self._is_taken(other, best, ratios)
         if won and self._is_too_large(other):
             won, why = False, self._too_large(other.peak_bytes * candidate.ranks)
         winner, loser = (other, best) if won else (best, other)

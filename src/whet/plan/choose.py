@@ -42,6 +42,8 @@ FEWEST_ROUNDS = 3
 _HOPELESS, _SLOWER, _FASTER, _BARELY = (1.3, 1.08), 1.03, 0.97, 0.015
 """`_BARELY`: times that differ by a smaller share are the same, as far as rounds can tell."""
 _WORTH_SAYING = 0.05
+_CLEARLY_FASTER = (0.8, 0.92)
+"""In one round, and in each of two: enough if there was time for no more."""
 _SMALLEST_FRAC = 16
 """Micro-batches are not split below this part of a step if larger ones fit: products of few rows are slow."""
 _MOST_SPLITS, _MOST_WORSE = 3, 1.4
@@ -315,7 +317,8 @@ def verdict(ratios: Sequence[float], *, are_all: bool = False) -> Literal["faste
     if min(ratios) > (first if len(ratios) == 1 else second):
         return "slower"
     if len(ratios) < FEWEST_ROUNDS:
-        return None
+        first, second = _CLEARLY_FASTER
+        return "faster" if are_all and max(ratios) < (first if len(ratios) == 1 else second) else None
     if middle > _SLOWER:
         return "slower"
     if middle < _FASTER and max(ratios) < 1.0:
