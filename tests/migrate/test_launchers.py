@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from migrations import migrate
 
+from whet.cli.main import run
+
 _RUN = "run_qa.py --model_name_or_path m --dataset_name squad --do_train --output_dir o"
 _END = _RUN.removeprefix("run_qa.py ")
 
@@ -155,6 +157,25 @@ def test_hosts_of_a_file_that_is_gone_are_named() -> None:
     found = migrate(f"mpirun -f gone -n 8 -ppn 2 python {_RUN}")
     assert found.code == 0
     assert "whet launch takes all of its hosts" in found.rows()["8 ranks on the hosts of gone"]["why"]
+
+
+def test_variables_of_mpi_reach_other_hosts_by_name() -> None:
+    found = migrate(f"mpirun -hosts a,b -ppn 1 -genvlist A,HF_HOME python {_RUN}")
+    launch = "whet launch --nproc_per_node 1 --hosts a,b"
+    assert (found.code, found.command) == (0, f"{launch} --env A --env HF_HOME -- qa {_END}")
+    found = migrate(f"mpirun -genvall -hosts a,b -ppn 1 python {_RUN}")
+    assert (found.code, found.command) == (78, f"{launch} -- qa {_END}")
+    assert "--env NAME" in found.said("-genvall")[1]
+    assert migrate(f"mpirun -genvall -n 2 python {_RUN}").code == 0, "of one machine, ranks have them all"
+
+
+def test_hostfile_that_whet_refuses_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=two\n")
+    assert run(["migrate", f"mpirun -f {path} -n 4 -ppn 2 python {_RUN}"]) == 78
+    shown = capsys.readouterr()
+    assert (shown.out, "not here" in shown.err) == ("", False)
+    assert f"{path}, line 1" in shown.err
 
 
 def test_text_of_a_shell_says_what_stands_before_the_script() -> None:

@@ -53,6 +53,8 @@ class Ranks:
     """Options of `whet launch` that were named: hostfile, nnodes, master_addr ..."""
     env: list[str] = field(default_factory=list)
     """Variables that ranks on other hosts do not get unless they are named."""
+    passes_all: str = ""
+    """The option of MPI that gives ranks all variables of the launcher; empty if it is not given."""
     stays: list[Word] = field(default_factory=list)
     """The words of a launcher that starts whet as it did the script; empty if whet launch takes its place."""
 

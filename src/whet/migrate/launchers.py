@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -92,10 +93,19 @@ def _variable(draft: Draft, given: Given) -> None:
     pair = given.value.cut("=")
     name, value = (pair[0].text, pair[1]) if pair else (given.value.text, given.values[1] if given.values[1:] else None)
     if value is None:
-        draft.say(given.text, "done", "ranks get the variables of the launcher")
-        draft.ranks.env += [] if name in draft.given_variables else [name]
+        _named(draft, given)
     else:
         draft.given_variables[name] = value
+
+
+def _named(draft: Draft, given: Given) -> None:
+    """Pass the variables NAME,NAME of the environment that the launcher is started in."""
+    draft.ranks.env += [name for name in given.value.text.split(",") if name not in draft.given_variables]
+    draft.say(given.text, "done", "ranks get the variables of the launcher")
+
+
+def _all_variables(draft: Draft, given: Given) -> None:
+    draft.ranks.passes_all = given.text
 
 
 def _map_by(draft: Draft, given: Given) -> None:
@@ -116,8 +126,8 @@ _MPI: Mapping[str, Option] = {
     **dict.fromkeys(("hosts", "host", "H"), Option(1, _hosts)),
     **dict.fromkeys(("genv", "env"), Option(2, _variable)),
     "x": Option(1, _variable),
-    **dict.fromkeys(("genvall", "envall"), _says("done", "ranks get the variables of the launcher")),
-    **dict.fromkeys(("genvlist", "envlist"), _says("done", "ranks get the variables of the launcher", 1)),
+    **dict.fromkeys(("genvall", "envall"), Option(0, _all_variables)),
+    **dict.fromkeys(("genvlist", "envlist"), Option(1, _named)),
     **dict.fromkeys(("mca", "gmca", "prtemca", "pmixmca"), _says("no effect", "whet starts ranks without MPI", 2)),
     **dict.fromkeys(("bind_to", "rank_by", "cpu_set", "cpu_list", "binding"), _says("done", _BOUND, 1)),
     "map_by": Option(1, _map_by),
@@ -323,6 +333,11 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
         draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
     place_ranks(draft)
+    if ranks.passes_all and ranks.several_hosts:
+        why = "over ssh, ranks get the variables that are named: whet launch --env NAME, once for each"
+        draft.say(ranks.passes_all, "refused", why)
+    elif ranks.passes_all:
+        draft.say(ranks.passes_all, "done", "ranks get the variables of the launcher")
     if any(word.text == ":" for word in rest):
         draft.say(":", "refused", "whet launch starts one command: write one line for it")
     if n_rows == len(draft.rows):
@@ -410,14 +425,16 @@ def _named_hosts(ranks: Ranks) -> list[tuple[str, int | None]]:
     """Return the hosts and their slots that the line or a file on this machine names."""
     from whet.launch.over_ssh import hosts_of_file, hosts_of_option
 
-    try:
-        if ranks.hosts:
+    if ranks.hosts:
+        with suppress(ConfigError):  # whet launch says what is wrong with them
             return [(host.name, host.slots) for host in hosts_of_option(",".join(ranks.hosts))]
-        if "hostfile" in ranks.options:
-            path = Path(ranks.options["hostfile"].text).expanduser()
+    elif "hostfile" in ranks.options:
+        path = Path(ranks.options["hostfile"].text).expanduser()
+        try:
             return [(host.name, host.slots) for host in hosts_of_file(path)]
-    except ConfigError:
-        pass
+        except ConfigError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
     return []
 
 
