@@ -547,19 +547,52 @@ _MODULES: Mapping[str, str] = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """Modules that python -m runs -> the launcher that they are."""
-_PREFIXES = {
-    "nohup": "", "setsid": "", "exec": "", "command": "", "stdbuf": "oei", "nice": "n", "ionice": "cn", "time": "of",
-    "numactl": "CNmip", "taskset": "", "caffeinate": "", "unbuffer": "",
-}  # fmt: skip
-"""Programs that run the rest of a line -> the letters of their options that take a value."""
-_RUNNERS = {
-    ("uv", "run"),
-    ("poetry", "run"),
-    ("pipenv", "run"),
-    ("pdm", "run"),
-    ("conda", "run"),
-    ("micromamba", "run"),
+
+
+class Prefix(NamedTuple):
+    """A program that runs the rest of a line."""
+
+    takes: str = ""
+    """Its options that a value follows: letters, and names with two dashes."""
+    n_words: int = 0
+    """Its words before the command that are no options."""
+
+
+_PREFIXES: Mapping[str, Prefix] = {
+    **dict.fromkeys(("nohup", "setsid", "command", "unbuffer"), Prefix()),
+    "exec": Prefix("-a"),
+    "caffeinate": Prefix("-t -w"),
+    "stdbuf": Prefix("-o -e -i --output --error --input"),
+    "nice": Prefix("-n --adjustment"),
+    "ionice": Prefix("-c -n -p --class --classdata"),
+    "time": Prefix("-o -f --output --format"),
+    "timeout": Prefix("-k -s --kill-after --signal", 1),
+    "numactl": Prefix(
+        "-C -N -m -i -p -P -w --physcpubind --cpunodebind --membind --interleave --preferred --preferred-many "
+        "--weighted-interleave"
+    ),
+    "taskset": Prefix("", 1),
+    "sudo": Prefix("-u -g -h -p -C -D -R -r -t -T -U --user --group --host --prompt --chdir --chroot --role --type"),
+    **dict.fromkeys(
+        ("uv run", "poetry run", "pipenv run", "pdm run"),
+        Prefix(
+            "-p --with --with-requirements --with-editable --extra --group --only-group --no-group --python --project "
+            "--directory --env-file --index --index-url --default-index --extra-index-url --find-links --package -C -P"
+        ),
+    ),
+    **dict.fromkeys(
+        ("conda run", "mamba run", "micromamba run"), Prefix("-n -p -r --name --prefix --cwd --root-prefix")
+    ),
+    **dict.fromkeys(
+        ("apptainer exec", "singularity exec"),
+        Prefix(
+            "-B -H -o -S -W --app --bind --cwd --env --env-file --fusemount --home --mount --network --network-args "
+            "--overlay --pwd --scratch --security --workdir --cpus --memory",
+            1,
+        ),
+    ),
 }
+"""Program, or program and command -> how the line that it runs is found."""
 _DROPPED = {"exec", "command", "time"}
 """Prefixes that say nothing about the run."""
 
@@ -575,11 +608,12 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             rest = rest[1:]
         elif name == "env":
             rest = _after_env(draft, rest[1:])
+        elif name == "command" and rest[1:2] and rest[1].text in ("-v", "-V"):
+            return name, rest[1:]
         elif name in _PREFIXES:
-            rest = _after_prefix(draft, name, rest)
-        elif tuple(one.text for one in rest[:2]) in _RUNNERS:
-            draft.prefix += rest[:2]
-            rest = rest[2:]
+            rest = _after_prefix(draft, name, rest, 1)
+        elif rest[1:] and f"{name} {rest[1].text}" in _PREFIXES:
+            rest = _after_prefix(draft, f"{name} {rest[1].text}", rest, 2)
         elif name == "accelerate" and rest[1:2] and rest[1].text == "launch":
             rest = _accelerate(draft, "accelerate launch", rest[2:])
         elif name in _LAUNCHERS:
@@ -686,10 +720,14 @@ def say_values(draft: Draft, script: Script, found: Simple) -> None:
 
 def _after_env(draft: Draft, words: list[Word]) -> list[Word]:
     at = 0
-    while at < len(words) and words[at].text.startswith("-"):
-        if words[at].text == "-u":
-            draft.given_variables.pop(words[at + 1].text, None)
+    while at < len(words) and (option := words[at].text).startswith("-"):
+        if option in ("-i", "-", "--ignore-environment"):
+            draft.given_variables.clear()
+        elif option in ("-u", "--unset") and words[at + 1 :]:
             at += 1
+            draft.given_variables.pop(words[at].text, None)
+        elif option.startswith(("-u", "--unset=")):
+            draft.given_variables.pop(option.removeprefix("--unset=").removeprefix("-u"), None)
         at += 1
     return words[at:]
 
@@ -704,12 +742,19 @@ def _after_python(words: list[Word]) -> tuple[list[Word], bool]:
     return words[at:], False
 
 
-def _after_prefix(draft: Draft, name: str, words: list[Word]) -> list[Word]:
-    at, letters = 1, _PREFIXES[name]
-    while at < len(words) and words[at].text.startswith("-"):
-        at += 2 if words[at].text.lstrip("-") in tuple(letters) and words[at].text[1] != "-" else 1
-    if name == "taskset":
-        at += 1  # the list of CPUs, or the mask
+def _after_prefix(draft: Draft, name: str, words: list[Word], at: int) -> list[Word]:
+    """Return the words that a prefix runs; its own options begin at `at`."""
+    takes, n_words = _PREFIXES[name]
+    while at < len(words) and (option := words[at].text).startswith("-"):
+        has_value = option in takes.split()
+        if _names_module(words[at]) and not has_value:
+            break
+        at += 2 if has_value else 1
+        if option == "--":
+            break
+    at += n_words
+    while at < len(words) and (pair := words[at].cut("=")) and re.fullmatch(r"[A-Za-z_]\w*", pair[0].text):
+        at += 1  # as after sudo
     text = " ".join(word.text for word in words[:at])
     if name in ("numactl", "taskset") and (draft.ranks.launched or draft.cluster_name):
         draft.say(text, "done", _BOUND)
