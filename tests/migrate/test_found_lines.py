@@ -94,14 +94,19 @@ def test_job_of_a_scheduler(script: Path) -> None:
     )  # fmt: skip
 
 
-def test_value_of_a_loop_stays_that_of_the_loop(script: Path) -> None:
-    found = _read(
-        script,
+def test_training_in_a_loop_is_refused_with_a_way_out(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(
         "seed=1\nfor seed in 42 666\ndo\nfor (( n=3; n>=0; n-- ))\ndo\nif [ -e t.csv ]; then\n"
         "python utility/run_classification.py --model_name_or_path m --train_file t.csv --do_train --output_dir o "
         "--num_train_epochs ${n} --seed $seed\nfi\ndone\ndone\n",
     )
-    assert found.found["command"].replace(" \\\n    ", " ").endswith('--num_train_epochs "${n}" --seed "$seed"')
+    assert run(["migrate", str(script)]) == 78
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "got: python utility/run_classification.py --model_name_or_path m" in shown.err
+    assert "run the script with bash -x" in shown.err
+    line = "++ python run_classification.py --model_name_or_path m --train_file t.csv --do_train --output_dir 'o p'"
+    assert migrate(line).command.startswith("whet classify --model_name_or_path m "), "a line that bash -x shows"
 
 
 def test_recipe_of_trl_in_a_quoted_command(script: Path) -> None:

@@ -174,6 +174,19 @@ def test_manifest_of_a_pytorch_job(command: str, output: str, tmp_path: Path) ->
     assert found.said("/dev/shm") == ("done", "--shared_memory is its size, 1Gi")
 
 
+def test_what_stands_around_the_training_of_a_manifest_is_named(tmp_path: Path) -> None:
+    text = "pip install x; wget y; python make_data.py; BS=4; torchrun run_qa.py WORDS --seed $BS; python evaluate.py"
+    own = _QA.rpartition(" --output_dir")[0]
+    path = tmp_path / "pytorchjob.yaml"
+    command = f"command: [bash, -c, '{text.replace('WORDS', f'{own} --output_dir /data/pvc-mount/o')}']"
+    path.write_text(_POD.replace("COMMAND", command))
+    found = migrate(str(path))
+    assert found.code == 78
+    assert found.command.endswith(f" -- qa {own} --output_dir /output/o --seed 4")
+    assert found.rows("refused").keys() == {"wget y", "python make_data.py", "python evaluate.py"}
+    assert found.said("pip install x") == ("done", "whet's image has what a run needs")
+
+
 def test_single_process_with_preloaded_libraries() -> None:
     preload = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4.5.9:/usr/local/lib/libiomp5.so"
     found = migrate(f"LD_PRELOAD={preload} OMP_NUM_THREADS=24 python run_qa.py {_QA} --bf16 --use_cpu")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from migrations import migrate
 
+from whet.cli.main import run
+
 _RUN = "run_qa.py --model_name_or_path m --dataset_name squad --do_train --output_dir o"
 _END = _RUN.removeprefix("run_qa.py ")
 
@@ -23,6 +25,14 @@ _END = _RUN.removeprefix("run_qa.py ")
         ("taskset -c 0-31 nohup python", "taskset -c 0-31 nohup whet qa"),
         ("bash -c 'python {}'", "whet qa"),
         ("uv run python", "uv run whet qa"),
+        ("uv run --with x -- python", "uv run --with x -- whet qa"),
+        ("conda run --no-capture-output -n env python", "conda run --no-capture-output -n env whet qa"),
+        ("numactl --cpunodebind 0 --membind 0 python", "numactl --cpunodebind 0 --membind 0 whet qa"),
+        ("timeout -k 5 12h python", "timeout -k 5 12h whet qa"),
+        ("nice -n 5 ionice -c 3 python", "nice -n 5 ionice -c 3 whet qa"),
+        ("sudo -E -u me A=1 python", "sudo -E -u me A=1 whet qa"),
+        ("apptainer exec --nv -B /x:/y image.sif python", "apptainer exec --nv -B /x:/y image.sif whet qa"),
+        ("env -i -u B A=1 python", "A=1 whet qa"),
         # torch
         ("torchrun --nproc_per_node 4", "whet launch --nproc_per_node 4 -- qa"),
         ("torchrun --standalone --nproc-per-node=4", "whet launch --nproc_per_node 4 -- qa"),
@@ -172,6 +182,25 @@ def test_hosts_of_a_file_that_is_gone_are_named() -> None:
     assert "whet launch takes all of its hosts" in found.rows()["8 ranks on the hosts of gone"]["why"]
 
 
+def test_variables_of_mpi_reach_other_hosts_by_name() -> None:
+    found = migrate(f"mpirun -hosts a,b -ppn 1 -genvlist A,HF_HOME python {_RUN}")
+    launch = "whet launch --nproc_per_node 1 --hosts a,b"
+    assert (found.code, found.command) == (0, f"{launch} --env A --env HF_HOME -- qa {_END}")
+    found = migrate(f"mpirun -genvall -hosts a,b -ppn 1 python {_RUN}")
+    assert (found.code, found.command) == (78, f"{launch} -- qa {_END}")
+    assert "--env NAME" in found.said("-genvall")[1]
+    assert migrate(f"mpirun -genvall -n 2 python {_RUN}").code == 0, "of one machine, ranks have them all"
+
+
+def test_hostfile_that_whet_refuses_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=two\n")
+    assert run(["migrate", f"mpirun -f {path} -n 4 -ppn 2 python {_RUN}"]) == 78
+    shown = capsys.readouterr()
+    assert (shown.out, "not here" in shown.err) == ("", False)
+    assert f"{path}, line 1" in shown.err
+
+
 def test_text_of_a_shell_says_what_stands_before_the_script() -> None:
     found = migrate(
         f'mpirun -n 2 bash -c "source env.sh; export HF_HOME=/x; BS=4; python {_RUN} --seed $BS; echo done"'
@@ -259,7 +288,8 @@ def test_values_that_a_shell_computes_of_known_ones(tmp_path: Path) -> None:
         'out/bert-base/bert --gradient_accumulation_steps 4 --num_train_epochs "${EPOCHS:-3}" '
         '--per_device_train_batch_size 16 --seed "${#MODEL}"',
     )  # fmt: skip
-    assert found.said("${#MODEL}") == ("refused", "the text sets MODEL: write the value in its place")
+    status, why = found.said("${#MODEL}")
+    assert (status, why.startswith("the text sets MODEL: write the value in its place")) == ("refused", True)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +299,69 @@ def test_value_that_a_branch_changes_is_not_known(branch: str) -> None:
     found = migrate(f"BS=8\n{branch}\npython {_RUN} --per_device_train_batch_size $BS")
     assert (found.code, found.command) == (78, f'whet qa {_END} --per_device_train_batch_size "$BS"')
     assert found.said("$BS")[0] == "refused"
-    within = migrate(f"if [ $1 ]; then\nBS=8\npython {_RUN} --per_device_train_batch_size $BS\nfi")
-    assert (within.code, within.command) == (0, f"whet qa {_END} --per_device_train_batch_size 8")
+    assert "bash -x" in found.said("$BS")[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "option"),
+    [
+        ('if [ -n "$DEBUG" ]; then EXTRA="--max_train_samples 100"; fi', "$EXTRA"),
+        ('EXTRA="--seed 3"; [ -n "$BIG" ] && { EXTRA="--seed 4"; }', "$EXTRA"),
+        ("ARGS=(--seed 3)\nwhile [[ $# -gt 0 ]]; do ARGS+=($1); shift; done", '"${ARGS[@]}"'),
+        ("shift", '"$@"'),
+    ],
+)
+def test_words_that_only_a_branch_or_a_loop_adds_are_refused(
+    before: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["migrate", f"{before}\npython {_RUN} {option}"]) == 78
+    refused = capsys.readouterr().err.partition("not translated:\n")[2].split("\n")
+    assert (refused[0].strip(), refused[1].strip().startswith("the text sets ")) == (option.strip('"'), True)
+
+
+def test_values_are_those_at_the_command() -> None:
+    found = migrate(f"A=1; export B=1; python {_RUN} --seed $A; A=2; export B=2; python {_RUN} --seed $A")
+    assert found.code == 0
+    assert found.command.split("\n") == [f"B=1 whet qa {_END} --seed 1", f"B=2 whet qa {_END} --seed 2"]
+    found = migrate(f'declare -a A=(--seed 3); export HF_HOME=/x; unset HF_HOME; python {_RUN} "${{A[@]}}"')
+    assert (found.code, found.command) == (0, f"whet qa {_END} --seed 3")
+
+
+def test_default_that_a_text_sets_stays_one() -> None:
+    found = migrate(f": ${{BS:=8}}\npython {_RUN} --per_device_train_batch_size $BS")
+    assert (found.code, found.command) == (0, f'whet qa {_END} --per_device_train_batch_size "${{BS:-8}}"')
+
+
+@pytest.mark.parametrize("text", ["{}", "mpirun -n 1 bash -c '{}'"])
+def test_other_commands_that_may_train_are_named(text: str) -> None:
+    others = ["python run_mlm.py --do_train", "python make_data.py", "bash eval.sh", "foo python x.py", "./go.sh 1"]
+    lines = f"pip install x; {'; '.join(others[:3])}; mkdir o; python {_RUN}; {'; '.join(others[3:])}; echo python"
+    found = migrate(text.format(lines))
+    assert (found.code, found.command) == (78, f"whet qa {_END}")
+    assert found.rows("refused").keys() == {*others}
+    assert "masked language models" in found.said(others[0])[1]
+    assert "whet migrate FILE" in found.said(others[2])[1]
+    assert "whet does not know foo" in found.said(others[3])[1]
+
+
+def test_training_that_a_branch_decides_is_named_next_to_another() -> None:
+    found = migrate(f"if [ $1 ]; then python run_clm.py --x y; fi; python {_RUN}; OUT=$(python run_ner.py | tail -1)")
+    assert (found.code, found.command) == (78, f"whet qa {_END}")
+    assert found.rows("refused").keys() == {"python run_clm.py --x y", "python run_ner.py"}
+    assert all("bash -x" in row["why"] for row in found.rows("refused").values())
+
+
+def test_task_is_that_of_a_script_and_of_no_other_command() -> None:
+    found = migrate(f"echo a; mkdir b; python train.py {_END} --seed 3; python make_data.py", "--task", "qa")
+    assert (found.code, found.command) == (78, f"whet qa {_END} --seed 3")
+    assert found.rows("refused").keys() == {"python make_data.py"}
+
+
+def test_program_before_the_script_that_is_not_known_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["migrate", f"nohup foo --bar python {_RUN}"]) == 78
+    shown = capsys.readouterr()
+    assert (shown.out, "got: foo\n" in shown.err) == ("", True)
+    assert "give whet migrate the line without it" in shown.err
 
 
 def test_variable_that_a_branch_exports_is_refused() -> None:
@@ -287,14 +378,15 @@ def test_options_in_a_variable_with_an_unknown_one(tmp_path: Path) -> None:
     assert (evaluated.code, evaluated.command) == (0, f"whet qa {_END} --seed 3")
 
 
-def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:
+def test_script_with_several_runs(tmp_path: Path) -> None:
     script = tmp_path / "glue.sh"
     script.write_text(
         "set -e\ncd examples\nsource env/bin/activate\npip install -r requirements.txt\nMODEL=bert-base-cased\n"
         "ARGS=(--do_train --do_eval)\nCUDA_VISIBLE_DEVICES=0\n"
-        "for TASK in mrpc cola; do\n  python run_glue.py --model_name_or_path $MODEL --task_name mrpc "
-        '"${ARGS[@]}" --output_dir out/$TASK/ 2>&1 | tee log.$TASK\ndone\n'
-        "python run_qa.py --model_name_or_path $MODEL --dataset_name squad --do_eval --output_dir qa && echo done\n"
+        "python run_glue.py --model_name_or_path $MODEL --task_name mrpc "
+        '"${ARGS[@]}" --output_dir out/$TASK/ 2>&1 | tee log.$TASK\n'
+        "cd .. && python run_qa.py --model_name_or_path $MODEL --dataset_name squad --do_eval --output_dir qa && "
+        "echo done\n"
     )
     found = migrate(str(script))
     assert found.code == 0
@@ -302,4 +394,5 @@ def test_script_with_several_runs_and_a_loop(tmp_path: Path) -> None:
     assert first.endswith('--do_train --do_eval --output_dir out/"$TASK"/')
     assert second == "whet qa --model_name_or_path bert-base-cased --dataset_name squad --do_eval --output_dir qa"
     assert found.said("cd examples") == ("kept", "run it before, as now")
+    assert found.said("cd ..") == ("kept", "run it before, as now")
     assert "not exported" in found.said("CUDA_VISIBLE_DEVICES=0")[1]

@@ -17,7 +17,6 @@ from whet.config.values import read_flag
 from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, Problem, escape_controls
 from whet.migrate import variables
 from whet.migrate.draft import STATUSES, Draft, Row, plain_words
-from whet.migrate.shell import Live
 from whet.optional import is_installed
 
 
@@ -39,7 +38,7 @@ def answered(drafts: Sequence[Draft], own: OwnCommands) -> int:
     """Print the command of each run, and what became of each part; return the exit code."""
     for draft in drafts:
         variables.translate(draft)
-        _name_unfinished(draft)
+        draft.refuse_unknown(draft.parts())
         _check(draft, own)
     if json_output.is_wanted():
         json_output.add(**_object(drafts))
@@ -49,15 +48,6 @@ def answered(drafts: Sequence[Draft], own: OwnCommands) -> int:
         for number, draft in enumerate(drafts):
             _show(draft, first=number == 0)
     return EXIT_OK if all(draft.complete for draft in drafts) else EXIT_BAD_CONFIG
-
-
-def _name_unfinished(draft: Draft) -> None:
-    """Name the parts of the command that a shell can compute only with variables of the text that was read."""
-    unfinished = {part.raw: part.needs for word in draft.parts() for part in word.parts if isinstance(part, Live)}
-    for raw, needs in unfinished.items():
-        if needs:
-            why = f"the text sets {' and '.join(sorted(needs))}: write the value in its place"
-            draft.say(raw, "refused", why)
 
 
 def _check(draft: Draft, own: OwnCommands) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from whet.errors import MASK, Problem
-from whet.migrate.shell import Word
+from whet.migrate.shell import TRACE, Live, Word
 
 Status = Literal["kept", "translated", "done", "no effect", "refused"]
 STATUSES: dict[Status, str] = {
@@ -53,6 +53,8 @@ class Ranks:
     """Options of `whet launch` that were named: hostfile, nnodes, master_addr ..."""
     env: list[str] = field(default_factory=list)
     """Variables that ranks on other hosts do not get unless they are named."""
+    passes_all: str = ""
+    """The option of MPI that gives ranks all variables of the launcher; empty if it is not given."""
     stays: list[Word] = field(default_factory=list)
     """The words of a launcher that starts whet as it did the script; empty if whet launch takes its place."""
     outer: str = ""
@@ -134,6 +136,15 @@ class Draft:
     def say(self, given: str, status: Status, why: str = "", becomes: str = "") -> None:
         """Add a row."""
         self.rows.append(Row(given=given, status=status, becomes=becomes, why=why))
+
+    def refuse_unknown(self, words: Iterable[Word]) -> None:
+        """Name the parts of words that a shell can compute only with variables of the text that was read."""
+        parts = (part for word in words for part in word.parts if isinstance(part, Live))
+        refused = {row.given for row in self.rows if row.status == "refused"}
+        for raw, needs in {part.raw: part.needs for part in parts if part.needs}.items():
+            if raw not in refused:
+                why = f"the text sets {' and '.join(sorted(needs))}: write the value in its place, or {TRACE}"
+                self.say(raw, "refused", why)
 
     def correct(self, name: str, status: Status, becomes: str = "", why: str = "") -> None:
         """Change the row of an option of whet, or add one."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from whet.config import secrets
 from whet.config.settings import nearest
-from whet.errors import ConfigError
+from whet.errors import MASK, ConfigError
 from whet.migrate import accelerate, variables
-from whet.migrate.draft import Draft, Ranks, Status
-from whet.migrate.programs import program_of
-from whet.migrate.shell import Live, Script, Simple, Word, read
+from whet.migrate.draft import Draft, Ranks, Status, shown
+from whet.migrate.programs import NOT_TAKEN, program_of, why_not
+from whet.migrate.shell import ASKS, PREPARES, RUNS, TRACE, Live, Script, Simple, Word, read
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -92,10 +94,19 @@ def _variable(draft: Draft, given: Given) -> None:
     pair = given.value.cut("=")
     name, value = (pair[0].text, pair[1]) if pair else (given.value.text, given.values[1] if given.values[1:] else None)
     if value is None:
-        draft.say(given.text, "done", "ranks get the variables of the launcher")
-        draft.ranks.env += [] if name in draft.given_variables else [name]
+        _named(draft, given)
     else:
         draft.given_variables[name] = value
+
+
+def _named(draft: Draft, given: Given) -> None:
+    """Pass the variables NAME,NAME of the environment that the launcher is started in."""
+    draft.ranks.env += [name for name in given.value.text.split(",") if name not in draft.given_variables]
+    draft.say(given.text, "done", "ranks get the variables of the launcher")
+
+
+def _all_variables(draft: Draft, given: Given) -> None:
+    draft.ranks.passes_all = given.text
 
 
 def _map_by(draft: Draft, given: Given) -> None:
@@ -116,8 +127,8 @@ _MPI: Mapping[str, Option] = {
     **dict.fromkeys(("hosts", "host", "H"), Option(1, _hosts)),
     **dict.fromkeys(("genv", "env"), Option(2, _variable)),
     "x": Option(1, _variable),
-    **dict.fromkeys(("genvall", "envall"), _says("done", "ranks get the variables of the launcher")),
-    **dict.fromkeys(("genvlist", "envlist"), _says("done", "ranks get the variables of the launcher", 1)),
+    **dict.fromkeys(("genvall", "envall"), Option(0, _all_variables)),
+    **dict.fromkeys(("genvlist", "envlist"), Option(1, _named)),
     **dict.fromkeys(("mca", "gmca", "prtemca", "pmixmca"), _says("no effect", "whet starts ranks without MPI", 2)),
     **dict.fromkeys(("bind_to", "rank_by", "cpu_set", "cpu_list", "binding"), _says("done", _BOUND, 1)),
     "map_by": Option(1, _map_by),
@@ -328,6 +339,11 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
         draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
     place_ranks(draft)
+    if ranks.passes_all and ranks.several_hosts:
+        why = "over ssh, ranks get the variables that are named: whet launch --env NAME, once for each"
+        draft.say(ranks.passes_all, "refused", why)
+    elif ranks.passes_all:
+        draft.say(ranks.passes_all, "done", "ranks get the variables of the launcher")
     if any(word.text == ":" for word in rest):
         draft.say(":", "refused", "whet launch starts one command: write one line for it")
     if n_rows == len(draft.rows):
@@ -415,14 +431,16 @@ def _named_hosts(ranks: Ranks) -> list[tuple[str, int | None]]:
     """Return the hosts and their slots that the line or a file on this machine names."""
     from whet.launch.over_ssh import hosts_of_file, hosts_of_option
 
-    try:
-        if ranks.hosts:
+    if ranks.hosts:
+        with suppress(ConfigError):  # whet launch says what is wrong with them
             return [(host.name, host.slots) for host in hosts_of_option(",".join(ranks.hosts))]
-        if "hostfile" in ranks.options:
-            path = Path(ranks.options["hostfile"].text).expanduser()
+    elif "hostfile" in ranks.options:
+        path = Path(ranks.options["hostfile"].text).expanduser()
+        try:
             return [(host.name, host.slots) for host in hosts_of_file(path)]
-    except ConfigError:
-        pass
+        except ConfigError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
     return []
 
 
@@ -555,19 +573,49 @@ _MODULES: Mapping[str, str] = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """Modules that python -m runs -> the launcher that they are."""
-_PREFIXES = {
-    "nohup": "", "setsid": "", "exec": "", "command": "", "stdbuf": "oei", "nice": "n", "ionice": "cn", "time": "of",
-    "numactl": "CNmip", "taskset": "", "caffeinate": "", "unbuffer": "",
-}  # fmt: skip
-"""Programs that run the rest of a line -> the letters of their options that take a value."""
-_RUNNERS = {
-    ("uv", "run"),
-    ("poetry", "run"),
-    ("pipenv", "run"),
-    ("pdm", "run"),
-    ("conda", "run"),
-    ("micromamba", "run"),
+
+
+class Prefix(NamedTuple):
+    """A program that runs the rest of a line."""
+
+    takes: str = ""
+    """Its options that a value follows, without their dashes."""
+    n_words: int = 0
+    """Its words before the command that are no options."""
+
+
+_PREFIXES: Mapping[str, Prefix] = {
+    **dict.fromkeys(("nohup", "setsid", "command", "unbuffer"), Prefix()),
+    "exec": Prefix("a"),
+    "caffeinate": Prefix("t w"),
+    "stdbuf": Prefix("o e i output error input"),
+    "nice": Prefix("n adjustment"),
+    "ionice": Prefix("c n p class classdata"),
+    "time": Prefix("o f output format"),
+    "timeout": Prefix("k s kill-after signal", 1),
+    "numactl": Prefix(
+        "C N m i p P w physcpubind cpunodebind membind interleave preferred preferred-many weighted-interleave"
+    ),
+    "taskset": Prefix("", 1),
+    "sudo": Prefix("u g h p C D R r t T U user group host prompt chdir chroot role type"),
+    **dict.fromkeys(
+        ("uv run", "poetry run", "pipenv run", "pdm run"),
+        Prefix(
+            "p with with-requirements with-editable extra group only-group no-group python project "
+            "directory env-file index index-url default-index extra-index-url find-links package C P"
+        ),
+    ),
+    **dict.fromkeys(("conda run", "mamba run", "micromamba run"), Prefix("n p r name prefix cwd root-prefix")),
+    **dict.fromkeys(
+        ("apptainer exec", "singularity exec"),
+        Prefix(
+            "B H o S W app bind cwd env env-file fusemount home mount network network-args "
+            "overlay pwd scratch security workdir cpus memory",
+            1,
+        ),
+    ),
 }
+"""Program, or program and command -> how the line that it runs is found."""
 _DROPPED = {"exec", "command", "time"}
 """Prefixes that say nothing about the run."""
 
@@ -583,16 +631,18 @@ def peeled(draft: Draft, words: Sequence[Word]) -> tuple[str, list[Word]]:
             rest = rest[1:]
         elif name == "env":
             rest = _after_env(draft, rest[1:])
+        elif name == "command" and rest[1:2] and rest[1].text in ("-v", "-V"):
+            return name, rest[1:]
         elif name in _PREFIXES:
-            rest = _after_prefix(draft, name, rest)
-        elif tuple(one.text for one in rest[:2]) in _RUNNERS:
-            draft.prefix += rest[:2]
-            rest = rest[2:]
+            rest = _after_prefix(draft, name, rest, 1)
+        elif rest[1:] and f"{name} {rest[1].text}" in _PREFIXES:
+            rest = _after_prefix(draft, f"{name} {rest[1].text}", rest, 2)
         elif name == "accelerate" and rest[1:2] and rest[1].text == "launch":
             rest = _accelerate(draft, "accelerate launch", rest[2:])
         elif name in _LAUNCHERS:
             rest = _LAUNCHERS[name](draft, name, rest[1:])
         elif name in ("bash", "sh") and (text := _text_of_shell(rest[1:])) is not None:
+            draft.refuse_unknown(rest)
             rest = _in_shell(draft, text)
         elif _PYTHON.match(name):
             rest, module = _after_python(rest[1:])
@@ -620,15 +670,19 @@ def _text_of_shell(words: Sequence[Word]) -> str | None:
 
 
 def _in_shell(draft: Draft, text: str) -> list[Word]:
-    """Return the words of the command that trains in the text of a shell; what stands before it goes into the draft."""
+    """Return the words of the command that trains in the text of a shell; what stands around it goes into the draft."""
     script = read(text, {name: value for name, value in draft.given_variables.items() if not value.live})
     found = [*started(script, draft.given_variables)]
-    known = [one for one in found if program_of(*peeled(Draft(), one.found.words))[0] is not None]
-    scripts = [one for one in found if any(word.text.endswith(".py") for word in one.found.words)]
+    sure = [one for one in found if one.found.sure]
+    known = [one for one in sure if trains(one.found)]
+    scripts = [one for one in sure if may_train(one.found)]
     if not found:
         return []
+    if not scripts and (hidden := [one.found for one in found if may_train(one.found)]):
+        raise not_decided(hidden[0])
     chosen = (known or scripts or found)[-1]
     say_before(draft, [one.found for one in found[: found.index(chosen)]])
+    say_left(draft, [one.found for one in found[found.index(chosen) + 1 :]])
     if draft.ranks.outer:
         new = (word for name, word in chosen.variables.items() if draft.given_variables.get(name) != word)
         _refuse_live(draft, [*chosen.found.words, *new])
@@ -657,60 +711,141 @@ class Started(NamedTuple):
 
 def started(script: Script, given: Mapping[str, Word] | None = None) -> Iterator[Started]:
     """Yield the commands of a text, with the variables that were given to it or exported before."""
-    exported = dict(given or {})
+    outer = {name: value for name, value in (given or {}).items() if value.live}
     for found in script.commands:
-        exported |= _exported(found, script)
-        if found.words and found.name != "export":
-            yield Started(found, {**exported, **found.variables})
+        yield Started(found, {**outer, **found.variables})
 
 
-def _exported(found: Simple, script: Script) -> dict[str, Word]:
-    """Return the variables that a command exports, as NAME=VALUE or by the name of one that the text sets."""
-    if found.name not in ("export", "declare", "typeset"):
-        return {}
-    pairs = (word.cut("=") or (word, script.values.get(word.text)) for word in found.words[1:])
-    return {name.text: value for name, value in pairs if value is not None}
+def trains(found: Simple) -> bool:
+    """Return whether a command starts a program that whet knows."""
+    with suppress(ConfigError):
+        return program_of(*peeled(Draft(), found.words))[0] is not None
+    return False
 
 
-_SETUP = ("source", ".", "conda", "module", "cd", "ulimit", "micromamba")
+def is_harmless(found: Simple) -> bool:
+    """Return whether a command is one that whet knows, and that trains nothing."""
+    with suppress(ConfigError):
+        name = peeled(Draft(), found.words)[0].rsplit("/", 1)[-1] or found.name
+        return name in PREPARES | ASKS or [word.text for word in found.words[1:]] in (["--version"], ["-V"])
+    return False
+
+
+def may_train(found: Simple) -> bool:
+    """Return whether a command may train: it runs Python, a launcher or a script, or only the shell knows what."""
+    if is_harmless(found):
+        return False
+    text = " ".join(word.text for word in found.words)
+    is_output = found.text.startswith(("$(", "`"))
+    is_live = found.words[0].live or (not found.sure and found.text.lstrip('"').startswith("$"))
+    return (is_live and not is_output) or any(RUNS.search(one) for one in (text, found.text))
+
+
+def wraps(name: str, words: Sequence[Word]) -> bool:
+    """Return whether a program that whet does not know starts Python, a launcher or a script."""
+    is_script = name.endswith(".py") or name.startswith(".") or RUNS.search(name) is not None
+    return not is_script and RUNS.search(" ".join(word.text for word in words)) is not None
+
+
+def why_left(found: Simple) -> str:
+    """Return how to continue with a command that may train, and that whet does not translate."""
+    if not found.sure:
+        return f"a branch, a loop, a function or another command decides about it: {TRACE}"
+    name, words = peeled(Draft(), found.words)
+    if name.startswith(("$", "`")):
+        return f"only the shell knows what it runs: {TRACE}"
+    if trains(found):
+        return "it trains, too: give whet migrate its line alone"
+    if wraps(name, words):
+        return f"whet does not know {name}: give whet migrate the line without it, and start whet's command with it"
+    is_known = name.rsplit("/", 1)[-1] in NOT_TAKEN
+    return why_not(name) if is_known else f"run it as now if it trains nothing; {why_not(name)}"
+
+
+def written(found: Simple) -> str:
+    """Return a command as it is shown in a row."""
+    if secrets.in_command(found.text.split()):
+        return f"{found.name} {MASK}"
+    return found.text if len(found.text) <= _MOST else f"{found.text[:_MOST].rstrip()} ..."
+
+
+_MOST = 72
+"""Characters of a command that a row shows."""
+
+
+def not_decided(found: Simple) -> ConfigError:
+    """Return the error for a text whose only training stands where the shell decides whether it runs."""
+    return ConfigError(
+        what="a branch, a loop, a function or another command decides what trains",
+        got=written(found),
+        why="whet migrate reads commands that run one after the other, whatever the shell finds",
+        fix=TRACE,
+    )
+
+
+_SETUP = ("source", ".", "conda", "module", "cd", "ulimit", "micromamba", "export")
 """Commands that change the shell which runs the script."""
+_CHANGES_FILES = {
+    "cp", "curl", "gunzip", "gzip", "hf", "huggingface-cli", "ln", "mv", "rm", "rsync", "scp", "sed", "tar", "unzip",
+    "wget",
+}  # fmt: skip
+"""Commands after which a run may find other files."""
+
+
+def say_left(draft: Draft, left: Sequence[Simple]) -> None:
+    """Refuse the commands that may train and that this run is not."""
+    for found in left:
+        if may_train(found):
+            draft.say(written(found), "refused", why_left(found))
 
 
 def say_before(draft: Draft, before: Sequence[Simple]) -> None:
     """Say what became of the commands that stand before the one that trains."""
     for found in before:
         text = " ".join(word.text for word in found.words)
-        if found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
+        if may_train(found):
+            say_left(draft, [found])
+        elif found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
             draft.say(text, "no effect", "it sets paths of oneCCL and Intel MPI, which whet does not use")
-        elif draft.cluster_name and found.name in ("source", "."):
+        elif draft.cluster_name and found.name in ("source", ".", "export"):
             draft.say(text, "refused", "pods run whet alone: name the variables that it sets in --env NAME=VALUE")
+        elif draft.cluster_name and (found.name in _CHANGES_FILES or not is_harmless(found)):
+            draft.say(written(found), "refused", "pods run whet alone: do it before, or build it into the image")
         elif draft.cluster_name:
             draft.say(text, "done", "whet's image has what a run needs")
         elif found.name in _SETUP:
             draft.say(text, "kept", "run it before, as now")
+        elif found.sure and not is_harmless(found):
+            draft.say(written(found), "kept", "whet does not know it: run it before, as now")
 
 
 def say_values(draft: Draft, script: Script, found: Simple) -> None:
     """Say what became of variables that the text sets for itself."""
-    for name in sorted(found.unsure & draft.given_variables.keys()):
-        value = draft.given_variables.pop(name)
-        why = "a branch of the text sets it: set the value that counts before the command"
-        draft.say(f"{name}={value.text}", "refused", why)
-    for name, value in script.values.items():
-        if name in script.used and not (name in draft.given_variables and variables.is_read(name)):
+    for name in sorted(found.lost - draft.given_variables.keys()):
+        if variables.fact_of(name).status != "no effect":
+            why = "what only the shell decides sets it: set the value that counts before the command"
+            draft.say(f"{name}=...", "refused", why)
+    for name, value in found.values.items():
+        given = shown(f"{name}={value.text}", secret=bool(secrets.in_variables([f"{name}={value.text}"])))
+        if name in found.used and not (name in draft.given_variables and variables.is_read(name)):
             draft.given_variables.pop(name, None)
-            draft.say(f"{name}={value.text}", "translated", "its value, where it is used")
-        elif name not in {*draft.given_variables, *found.exported, *script.needed}:
+            draft.say(given, "translated", "its value, where it is used")
+        elif name not in {*draft.given_variables, *found.variables, *script.used, *script.needed}:
             hint = ": export it if a library is to read it" if variables.is_read(name) else ""
-            draft.say(f"{name}={value.text}", "no effect", f"it is not exported, and nothing reads it{hint}")
+            draft.say(given, "no effect", f"it is not exported, and nothing reads it{hint}")
 
 
 def _after_env(draft: Draft, words: list[Word]) -> list[Word]:
     at = 0
     while at < len(words) and words[at].text.startswith("-"):
-        if words[at].text == "-u":
-            draft.given_variables.pop(words[at + 1].text, None)
+        option = words[at].text.lstrip("-")
+        if option in ("", "i", "ignore-environment"):
+            draft.given_variables.clear()
+        elif option in ("u", "unset", "C", "chdir") and words[at + 1 :]:
             at += 1
+            draft.given_variables.pop(words[at].text, None)
+        elif option.startswith("u"):
+            draft.given_variables.pop(option.removeprefix("unset=").removeprefix("u"), None)
         at += 1
     return words[at:]
 
@@ -725,12 +860,19 @@ def _after_python(words: list[Word]) -> tuple[list[Word], bool]:
     return words[at:], False
 
 
-def _after_prefix(draft: Draft, name: str, words: list[Word]) -> list[Word]:
-    at, letters = 1, _PREFIXES[name]
-    while at < len(words) and words[at].text.startswith("-"):
-        at += 2 if words[at].text.lstrip("-") in tuple(letters) and words[at].text[1] != "-" else 1
-    if name == "taskset":
-        at += 1  # the list of CPUs, or the mask
+def _after_prefix(draft: Draft, name: str, words: list[Word], at: int) -> list[Word]:
+    """Return the words that a prefix runs; its own options begin at `at`."""
+    takes, n_words = _PREFIXES[name]
+    while at < len(words) and (option := words[at].text).startswith("-"):
+        has_value = option.lstrip("-") in takes.split()
+        if _names_module(words[at]) and not has_value:
+            break
+        at += 2 if has_value else 1
+        if option == "--":
+            break
+    at += n_words
+    while at < len(words) and (pair := words[at].cut("=")) and re.fullmatch(r"[A-Za-z_]\w*", pair[0].text):
+        at += 1  # as after sudo
     text = " ".join(word.text for word in words[:at])
     if name in ("numactl", "taskset") and (draft.ranks.launched or draft.cluster_name):
         draft.say(text, "done", _BOUND)

@@ -1,8 +1,10 @@
 """The simple commands of a shell text: their words, with the values of variables that the text itself sets.
 
+Text that runs from its first line to its last is followed exactly. What a branch, a loop, a function or a shell of its
+own decides is not: its commands are listed as not certain, and a variable that it could set has no value from there on.
+
 What only the shell that runs the text can know stays as it is written: `$NAME` of an unknown variable, `$(command)`,
-`~`, a pattern such as `*.json`. Loops and conditions are not followed: each command in them is read once, and a
-variable to which they give another value has none behind them.
+`~`, a pattern such as `*.json`.
 """
 
 from __future__ import annotations
@@ -12,27 +14,80 @@ import fnmatch
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whet.errors import ConfigError
+
+TRACE = "run the script with bash -x, which shows each command with its values, and give whet migrate the line that "
+TRACE += "trains"
+"""How to continue where only the shell knows what runs."""
+PREPARES = {
+    ".", ":", "alias", "apt", "apt-get", "awk", "brew", "cat", "cd", "chmod", "chown", "clear", "conda", "cp", "curl",
+    "cut", "date", "declare", "df", "dnf", "du", "echo", "env", "exec", "exit", "export", "free", "git", "gunzip",
+    "gzip", "head", "hf", "hostname", "huggingface-cli", "kill", "killall", "ln", "local", "mamba", "micromamba",
+    "mkdir", "ml", "module", "mv", "nproc", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd",
+    "pwd", "read", "readonly", "rm", "rsync", "scp", "sed", "set", "shift", "shopt", "sleep", "sort", "source",
+    "spack", "sync", "sysctl", "tail", "tar", "tee", "touch", "tr", "true", "typeset", "ulimit", "umask", "uname",
+    "unset", "unzip", "uv", "virtualenv", "wait", "wandb", "wc", "wget", "whoami", "yum", ".pip", ".venv",
+    ".virtualenv", ".ensurepip",
+}  # fmt: skip
+"""Commands, and modules of Python after a dot, that train nothing and are taken to succeed."""
+ASKS = {
+    "[", "test", "grep", "egrep", "fgrep", "which", "type", "hash", "command", "false", "diff", "cmp", "ls", "lscpu",
+    "nvidia-smi", "pgrep",
+}  # fmt: skip
+"""Commands that train nothing, and whose success decides what runs next."""
+RUNS = re.compile(
+    r"(?:^|[\s/\"'=(;&|])(?:python[\d.]*|torchrun|accelerate|deepspeed|ipexrun|mpirun|mpiexec|orterun|prterun|trl|"
+    r"(?:ba|z|da|k)?sh|ssh|srun|sbatch|qsub|bsub|flux|jsrun|aprun)(?=[\s\"';&|)]|$)"
+    r"|\.(?:py|sh|slurm|sbatch)(?![\w.])"
+)
+"""What a command has in it that runs Python, a launcher, or a script."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_KEYWORDS = {"do", "done", "then", "else", "elif", "fi", "if", "while", "until", "{", "}", "!", "esac", "time"}
-"""Words that may stand before a command, or alone, and that change nothing about it."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=")
+_BARE = re.compile(r"[^\s;&|()<>\"'\\$`]+(?=[\s;&|()<>]|\\\n|$)")
+"""A word without quotes and expansions, such as a keyword."""
+_FUNCTION = re.compile(
+    r"(?:function[ \t]+([^\s()]+)(?:[ \t]*\([ \t]*\))?|([^\s;&|()<>\"'\\$`=]+)[ \t]*\([ \t]*\))(?=[\s{(])"
+)
+_BEFORE = re.compile(r"(?:time(?:[ \t]+-p)?|!|\++)(?=[\s({])")
+"""What may stand before a command, and in a line that bash -x shows."""
+_OPENS = {"if", "case", "for", "select", "while", "until", "{"}
+_CLOSES = {"then", "elif", "else", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&"}
+_DECLARES = {"export", "declare", "typeset", "local", "readonly"}
+_READS = {"read", "mapfile", "readarray", "getopts", "printf", "wait"}
+"""Commands that set the variables whose names are among their words."""
+_HARMLESS_FILE = re.compile(
+    r"(?:^|/)(?:activate\b|(?:set|mpi|ccl)?vars|\.?(?:bash|conda|module|profile))", re.IGNORECASE
+)
+"""Files that set paths, and none of the variables of a script."""
 _PATTERN = set("*?[")
 _SPACE = " \t"
 _ENDS = set(";&|()\n")
 _IN_QUOTES = set('"\\$`')
 """What a backslash escapes within double quotes."""
+_SPLITS = re.compile(r"([ \t\n]+|[*?\[])")
+_BRACES = re.compile(r"\{[^\s{}'\"`$\\;&|<>()]*(?:,|\.\.)[^\s{}'\"`$\\;&|<>()]*\}")
+_REDIRECTION = re.compile(r"(?:\d*|\{\w+\})(<<<|<<-?|[<>]&|&>>?|>>|>\||<>|[<>](?!\())")
 _VARIABLE = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
-_PARAMETER = re.compile(r"([A-Za-z_]\w*)(:?[-=+]|##?|%%?)([^$`'\"\\]*)")
+_COUNTS = re.compile(r"\(\(|\$\{\w+:[^-=+?]")
+"""Arithmetic, in which a variable needs no $."""
+_ARGUMENT = re.compile(r"\$\{?[#!]?[@*#\d]")
+_PARAMETER = re.compile(r"([A-Za-z_]\w*)(:?[-=+?]|##?|%%?)([^$`'\"\\~]*)")
 """`NAME:-text`, `NAME##pattern` and their like, between `${` and `}`."""
+_ELEMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([@*]|\d+)\])?")
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,18})")
-_LOOP = re.compile(r"(?<![\w$./-])(do|done)(?![\w./=-])")
-_SETS = re.compile(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=(?!=)")
-_ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
-_CHANGES = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
-"""What `((...))` does to a variable."""
+_CHANGES = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""What arithmetic does to a variable."""
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{1,4}|U[0-9A-Fa-f]{1,8}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPED = dict(zip("abefnrtvE", "\a\b\x1b\f\n\r\t\v\x1b", strict=True))
+
+Known = dict[str, list["Word"] | None]
+"""Variable of the text -> its words, of which an array has several; None if only a run of the text says its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +180,19 @@ def _escaped(char: str) -> str:
 class Simple:
     """A command between two separators."""
 
-    words: list[Word] = field(default_factory=list)
+    words: list[Word]
+    text: str = ""
+    """As it was written."""
+    sure: bool = True
+    """Whether it runs once, with the values here: not in a branch, a loop, a function or a command's output."""
     variables: dict[str, Word] = field(default_factory=dict)
-    """Those before it, `NAME=value`; without words they are the shell's own from here on."""
-    exported: frozenset[str] = frozenset()
-    """The variables that `export` has given to commands so far."""
-    unsure: frozenset[str] = frozenset()
-    """Those that have another value if a branch before the command has run."""
+    """The variables that the text gives to it: those that stand before it, and those exported so far."""
+    lost: frozenset[str] = frozenset()
+    """Exported variables whose values only a run of the text says."""
+    values: dict[str, Word] = field(default_factory=dict)
+    """The variables that the text has set so far for itself."""
+    used: frozenset[str] = frozenset()
+    """Those of them whose values have taken their places in words."""
 
     @property
     def name(self) -> str:
@@ -139,271 +200,460 @@ class Simple:
         return self.words[0].text.rsplit("/", 1)[-1] if self.words else ""
 
 
-@dataclass
-class _Branch:
-    """A part of the text that may run or not, such as that between `then` and `fi`."""
-
-    ends: str
-    """The word that ends it; "" for the rest of a line behind && or ||."""
-    before: dict[str, list[Word]]
-    unsure: set[str]
-    found: dict[str, list[list[Word] | None]] = field(default_factory=dict)
-    """Variable -> the values that the alternatives read so far give it."""
-
-    def note(self, known: Mapping[str, list[Word]]) -> None:
-        """Keep what an alternative has changed."""
-        for name in known.keys() | self.before.keys():
-            if known.get(name) != self.before.get(name):
-                self.found.setdefault(name, []).append(known.get(name))
-
-
 class _Reader:
     """Reads one text from its beginning to its end."""
 
-    def __init__(self, text: str, known: dict[str, list[Word]] | None = None) -> None:
-        self.text, self.at = text.replace("\\\r\n", "\\\n"), 0
-        self.known = {} if known is None else known
-        """Variable of the text -> its words; an array has several."""
+    def __init__(self, text: str, known: Mapping[str, list[Word] | None] | None = None) -> None:
+        self.text, self.at = text.replace("\r\n", "\n"), 0
+        self.commands: list[Simple] = []
+        self.given = frozenset(known or {})
+        self.known: Known = dict(known or {})
+        self.exported = set(self.given)
+        self.exports_all = False
+        self.arrays: set[str] = set()
+        """Variables that are arrays, or that may be."""
         self.used: set[str] = set()
+        """Variables whose present values have taken their places in words."""
+        self.ever_used: set[str] = set()
         self.needed: set[str] = set()
         """Variables of the text that stand in parts which only the shell can compute."""
-        self.unsure: set[str] = set()
-        """Variables whose values depend on the branches that have run."""
-        self.branches: list[_Branch] = []
+        self.sure = True
+        """Whether what stands here runs once, whatever the shell finds."""
+        self.depth = 0
+        self.changed: list[str] = []
+        """The variables that were set so far, in their order."""
+        self.functions: set[str] = set()
+        self.unclear: set[str] = set()
+        """Variables that never have a value: a function sets them when it is called, or declare changes assignments."""
 
-    def commands(self) -> Iterator[Simple]:
-        found = Simple()
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if char in _SPACE or self.text.startswith("\\\n", self.at):
-                self.at += 1 if char in _SPACE else 2
-            elif char == "#":
-                self._skip_line()
-            elif self.text.startswith("((", self.at):
-                begin, self.at = self.at, _closing(self.text, self.at)  # as in for ((i = 0; i < 3; i++))
-                self._forget(self.text[begin : self.at])
-            elif char in _ENDS:
-                yield from self._finished(found)
-                found = Simple()
-                self._separate()
-            elif char in "<>" or re.match(r"\d+[<>]|&>", self.text[self.at : self.at + 12]):
-                self._skip_redirection()
-            elif not found.words and self._assigns(found):
-                continue
+    # Commands
+
+    def read(self, ends: Collection[str] = ()) -> str:
+        """Read commands up to a word that ends them, and return it."""
+        self.depth += 1
+        while self._skip_blank():
+            begin = self.at
+            match = re.compile(r";;&?|;&|[;&)]").match(self.text, begin)
+            word = match[0] if match else self._bare()
+            if word in (";", "&"):
+                self.at += 1
+            elif word in _CLOSES:
+                if (";;" if word[:2] in (";;", ";&") else word) not in ends:
+                    raise _broken(self.text[begin:])
+                self.at += len(word)
+                self.depth -= 1
+                return word
             else:
-                self._add(found, self._word())
-        yield from self._finished(found)
+                self._chain()
+                if self.at == begin or self.text.startswith("(", self.at):
+                    raise _broken(self.text[begin:])
+        if ends:
+            raise _broken(f"no {' or '.join(ends)}")
+        self.depth -= 1
+        return ""
 
-    def _finished(self, found: Simple) -> Iterator[Simple]:
-        if found.name == "eval":
-            inner = _Reader(" ".join(word.text for word in found.words[1:]), self.known)
-            inner.used, inner.needed, inner.unsure = self.used, self.needed, self.unsure
-            yield from (replace(one, variables=found.variables | one.variables) for one in inner.commands())
-        elif found.words or found.variables:
-            yield found
-        if not found.words:
-            for name, value in found.variables.items():
-                self._set(name, [value])
+    def _chain(self) -> None:
+        """Read commands that && and || join: what only runs after a question is not certain."""
+        begin, sure = len(self.changed), self.sure
+        while True:
+            succeeds = self._pipeline()
+            if self.text.startswith("&&", self.at):
+                self.sure = self.sure and succeeds
+            elif self.text.startswith("||", self.at):
+                self.sure = False
+            else:
+                break
+            self.at += 2
+            self._skip_blank()
+        self.sure = sure
+        if self.text[self.at : self.at + 1] == "&":
+            self._lose(self.changed[begin:])
 
-    def _set(self, name: str, words: list[Word]) -> None:
-        self.known[name] = words
-        self.unsure.discard(name)
+    def _pipeline(self) -> bool:
+        """Read commands that | joins, each in a shell of its own; return whether the last is taken to succeed."""
+        is_piped = False
+        while True:
+            begin, exported = len(self.changed), set(self.exported)
+            succeeds = self._command()
+            self._skip_space()
+            has_next = self.text.startswith("|", self.at) and not self.text.startswith("||", self.at)
+            is_piped = is_piped or has_next
+            if is_piped:
+                self._lose(self.changed[begin:])
+                self.exported = exported
+            if not has_next:
+                return succeeds
+            self.at += 2 if self.text.startswith("|&", self.at) else 1
+            self._skip_blank()
 
-    def _forget(self, text: str) -> None:
-        """Forget the variables that a part of the text sets again and again."""
-        changes = [match for part in _ARITHMETIC.finditer(text) for match in _CHANGES.finditer(part[1])]
-        for match in (*_SETS.finditer(text), *changes):
-            self.known.pop(match[1] or match[2], None)
-
-    def _separate(self) -> None:
-        """Step over what ends a command; what stands behind && or || may run or not, up to the end of the line."""
-        if match := re.compile(r"(&&|\|\|)(?:\s|\\\n)*").match(self.text, self.at):
+    def _command(self) -> bool:
+        """Read one command; return whether it is taken to succeed."""
+        self._skip_space()
+        if self.text.startswith("((", self.at):
+            begin, self.at = self.at, self._closing(self.at)
+            self._lose_changes(self.text[begin : self.at])
+            return False
+        if self.text.startswith("(", self.at):
+            return self._subshell()
+        if match := _FUNCTION.match(self.text, self.at):
             self.at = match.end()
-            if not self.branches or self.branches[-1].ends:
-                self._enter("")
+            self.functions.add(match[1] or match[2])
+            self._function()
+            return True
+        if match := _BEFORE.match(self.text, self.at):
+            self.at = match.end()
+            return self._command() and match[0] != "!"
+        word = self._bare()
+        if word == "[[":
+            end = re.compile(r"\s\]\](?=[\s;&|)]|$)").search(self.text, self.at)
+            if end is None:
+                raise _broken(self.text[self.at :])
+            self._live(self.text[self.at : end.end()])
+            self.at = end.end()
+            return False
+        if word not in _OPENS:
+            return self._simple()
+        self.at += len(word)
+        if word == "{":
+            self.read(("}",))
+        else:
+            sure, self.sure = self.sure, False
+            self._compound(word)
+            self.sure = sure
+        self._skip_redirections()
+        return False
+
+    def _compound(self, word: str) -> None:
+        """Read a branch or a loop behind its first word."""
+        if word == "if":
+            while self.read(("then", "elif", "else", "fi")) != "fi":
+                pass
+        elif word == "case":
+            self._case()
+        else:
+            if word in ("for", "select"):
+                self._header()
+            self.read(("do",))
+            self.read(("done",))
+
+    def _header(self) -> None:
+        """Read what stands between `for` and its `do`."""
+        self._skip_space()
+        if self.text.startswith("((", self.at):
+            begin, self.at = self.at, self._closing(self.at)
+            self._lose_changes(self.text[begin : self.at])
             return
-        if self.text[self.at] not in "(|":
-            self._leave("")
-        if self.text.startswith(";;", self.at):
-            self._alternative("esac")
-        self.at += 1
+        self._lose([self._bare()])
+        while self._skip_space() and self.text[self.at] not in ";\n#":
+            self._word()
 
-    def _follow(self, word: str) -> bool:
-        """Enter and leave branches by the words of the shell; return whether this is one that is no command."""
-        if word in ("if", "case"):
-            self._enter("fi" if word == "if" else "esac")
-        elif word == "do":
-            self._enter("done")
-            self._forget(self.text[self.at : _end_of_loop(self.text, self.at)])
-        elif word in ("else", "elif"):
-            self._alternative("fi")
-        elif word in ("fi", "done", "esac"):
-            self._leave(word)
-        return word in _KEYWORDS
-
-    def _enter(self, ends: str) -> None:
-        self.branches.append(_Branch(ends, dict(self.known), set(self.unsure)))
-
-    def _alternative(self, ends: str) -> None:
-        """Begin another alternative of a branch: what the one before it has set counts for nothing."""
-        if self.branches and self.branches[-1].ends == ends:
-            self.branches[-1].note(self.known)
-            self._restore(self.branches[-1])
-
-    def _restore(self, branch: _Branch) -> None:
-        self.known.clear()
-        self.known.update(branch.before)
-        self.unsure |= branch.unsure
-
-    def _leave(self, ends: str) -> None:
-        """End a branch, and those that were begun within it: a variable keeps a value that is the only one it has."""
-        while any(one.ends == ends for one in self.branches):
-            branch = self.branches.pop()
-            branch.note(self.known)
-            self._restore(branch)
-            for name, values in branch.found.items():
-                every = [*values, *([branch.before[name]] if name in branch.before else [])]
-                if name not in branch.unsure and all(one is not None and one == values[0] for one in every):
-                    self.known[name] = every[0] or []
+    def _case(self) -> None:
+        """Read the alternatives of `case`, behind this word."""
+        while self._skip_blank() and self._bare() != "in":
+            self._word()
+        self.at += len("in")
+        while self._skip_blank() and self._bare() != "esac":
+            while self._skip_space() and self.text[self.at] != ")":
+                if self.text[self.at] in "|(":
+                    self.at += 1
                 else:
-                    self.known.pop(name, None)
-                    self.unsure.add(name)
-            if branch.ends == ends:
+                    self._word()
+            self.at += 1
+            if self.read((";;", "esac")) == "esac":
                 return
+        self.at += len("esac")
 
-    def _add(self, found: Simple, words: list[Word]) -> None:
-        first = words[0].text if words else ""
-        if not found.words and not found.variables and self._follow(first):
-            return
-        found.words += words
-        if found.name == "for":
-            self.known.pop(first, None)  # from here on the loop sets it
-        if found.name in ("export", "declare", "typeset", "local", "set", "readonly") and len(found.words) > 1:
-            for word in words:
-                if (pair := word.cut("=")) and _NAME.fullmatch(pair[0].text):
-                    self._set(pair[0].text, [pair[1]])
+    def _subshell(self) -> bool:
+        """Read the commands of ( ), whose variables end with them."""
+        self.at += 1
+        known, exported, arrays, begin = dict(self.known), set(self.exported), set(self.arrays), len(self.changed)
+        self.read((")",))
+        if self.sure:
+            self.known, self.exported, self.arrays = known, exported, arrays
+            del self.changed[begin:]
+        self._skip_redirections()
+        return False
 
-    def _assigns(self, found: Simple) -> bool:
-        """Read NAME=value or NAME=(words), and return whether one stands here."""
+    def _function(self) -> None:
+        """Read the body of a function: its arguments are its own, and what it sets counts from every call on."""
+        begin, sure, arguments = len(self.changed), self.sure, "@" in self.known
+        self.sure = False
+        self._skip_blank()
+        self._command()
+        self.sure = sure
+        self.unclear |= {*self.changed[begin:]} - {"@"}
+        if not arguments:
+            self.known.pop("@", None)
+
+    def _simple(self) -> bool:
+        begin, words, declared = self.at, list[Word](), list[str]()
+        before, assigned = dict(self.known), Known()
+        while self._skip_space():
+            char, name = self.text[self.at], words[0].text if words else ""
+            if self._skip_redirection():
+                continue
+            if char == "#":
+                self._skip_line()
+            elif char in _ENDS:
+                break
+            elif not words and (pair := self._assignment()):
+                assigned[pair[0]] = self.known[pair[0]] = pair[1]
+            elif name in _DECLARES and (pair := self._assignment()):
+                options = [word.text for word in words[1:] if word.text.startswith(("-", "+"))]
+                self._set(pair[0], pair[1] if all(re.fullmatch(r"-[axrg]+", one) for one in options) else None)
+                declared.append(pair[0])
+            else:
+                if assigned and not words:  # they are the command's alone
+                    self.known = {one: value for one, value in self.known.items() if one not in assigned}
+                    self.known |= {one: before[one] for one in assigned if one in before}
+                words += self._word()
+        if words:
+            text = " ".join(self.text[begin : self.at].replace("\\\n", " ").split())
+            return self._carry_out(words, declared, text, assigned)
+        for name, value in assigned.items():
+            self._set(name, value)
+        parts = (part for value in assigned.values() for word in value or () for part in word.parts)
+        return not any(isinstance(part, Live) and part.raw.startswith(("$(", "`")) for part in parts)
+
+    def _carry_out(self, words: list[Word], declared: list[str], text: str, assigned: Known) -> bool:
+        """List a command, and do to the variables what it does; return whether it is taken to succeed."""
+        name, others = words[0].text, [word.text for word in words[1:]]
+        if name == "eval":
+            outer, self.text, self.at = (self.text, self.at), " ".join(others), 0
+            self.read()
+            self.text, self.at = outer
+            if any(word.live for word in words):
+                self._lose([*self.known])
+            return False
+        reads_unknown = name in _DECLARES and any(word.live for word in words)  # as in export $(cat .env)
+        if name not in _DECLARES or reads_unknown:
+            self._add(words, text, assigned)
+        if name in _DECLARES:
+            self._declare(name, [*declared, *(one for one in others if _NAME.fullmatch(one))], others)
+        elif name == "unset":
+            for one in others:
+                if match := _NAME.match(one):
+                    self._set(match[0], [] if match[0] == one else None)
+                    self.arrays -= {one} if self.sure else set()
+        elif name in _READS:
+            names = [one for one in others if _NAME.fullmatch(one)]
+            self.arrays |= {*names}
+            self._lose(names)
+        elif name == "let":
+            self._lose_changes(text)
+        elif name == "shift" or (name == "set" and ("--" in others or (others and others[0][:1] not in "-+"))):
+            self._lose(["@"])
+        elif name == "set" and others[-1:] in (["-a"], ["+a"], ["allexport"]):
+            self.exports_all = others[0].startswith("-")
+        elif name == "exit" and self.sure and self.depth == 1:
+            self.at = len(self.text)
+        if reads_unknown or (name in ("source", ".") and not _HARMLESS_FILE.search(" ".join(others))):
+            self._lose([*self.known])
+        runs = RUNS.search(" ".join([name, *others])) is not None and "-c" not in others
+        return name in PREPARES or (name not in ASKS and runs)
+
+    def _add(self, words: list[Word], text: str, assigned: Known) -> None:
+        known = self.known | {name: value and value[:1] for name, value in assigned.items()}
+        names = self.exported | assigned.keys()
+        single = {name: value[0] for name, value in known.items() if value is not None and len(value) == 1}
+        no_arrays = (self.exported - self.arrays) | assigned.keys()
+        variables = {name: value for name, value in single.items() if name in no_arrays}
+        values = {name: value for name, value in single.items() if name not in {*self.given, *assigned}}
+        lost = frozenset(name for name in names if known.get(name, []) is None)
+        self.commands.append(Simple(words, text, self.sure, variables, lost, values, frozenset(self.used)))
+
+    def _declare(self, command: str, names: Sequence[str], words: Sequence[str]) -> None:
+        """Do what `export` and `declare -x` do to the environment."""
+        options = {letter for word in words if word.startswith("-") for letter in word}
+        if command != "export" and not options <= {*"-axrg"}:
+            self.unclear |= {*names}
+            self._lose(names)
+        if command == "export" or "x" in options:
+            if not self.sure:
+                self._lose(names)
+            self.exported = self.exported - {*names} if "n" in options else self.exported | {*names}
+
+    # Variables
+
+    def _set(self, name: str, words: list[Word] | None) -> None:
+        self.changed.append(name)
+        self.used.discard(name)
+        self.known[name] = words if self.sure and name not in self.unclear else None
+        if self.exports_all:
+            self.exported.add(name)
+
+    def _lose(self, names: Collection[str]) -> None:
+        """Note variables whose values only a run says from here on."""
+        for name in [*names]:
+            self._set(name, None)
+
+    def _lose_changes(self, arithmetic: str) -> None:
+        self._lose([match[1] or match[2] for match in _CHANGES.finditer(arithmetic)])
+
+    def _assignment(self) -> tuple[str, list[Word] | None] | None:
+        """Read NAME=value or NAME=(words); None if none stands here."""
         match = _ASSIGNMENT.match(self.text, self.at)
         if match is None:
-            return False
-        name, more = match[1], match[2]
+            return None
+        name, element, more = match.groups()
         self.at = match.end()
+        old = self.known.get(name, [])
+        if element is not None or self.text.startswith("(", self.at):
+            self.arrays.add(name)
         if self.text.startswith("(", self.at):
-            self.at += 1
-            words = self._until_closed()
-            if not (more and name in self.unsure):
-                self._set(name, [*self.known.get(name, ()), *words] if more else words)
-            return True
+            words = self._array()
+            if (more and old is None) or any(re.match(r"\[[^\]]*\]=", word.text) for word in words):
+                return name, None
+            return name, [*(old or ()), *words] if more else words
         is_empty = self.text[self.at : self.at + 1] in ("", *_SPACE, *_ENDS)
-        read = [] if is_empty else self._word(splits=False)
-        value = Word(tuple(part for word in read for part in word.parts), quoted=True)
-        if more and name in self.unsure:
-            value = Word((self._live(f"${name}"), *value.parts), True)
-        elif more:
-            value = Word((*(part for word in self.known.get(name, ()) for part in word.parts), *value.parts), True)
-        found.variables[name] = value
-        return True
+        value = Word() if is_empty else self._word(splits=False)[0]  # its blanks and patterns stay
+        if element is not None or (old is None and (more or name in self.arrays)):
+            return name, None
+        if more:
+            first = old[0].parts if old else () if name in self.known else (self._live(f"${name}"),)
+            value = Word((*first, *value.parts))
+        return name, [Word(_joined(value.parts), quoted=True), *(old or [])[1:]]  # of an array, the first is set
 
-    def _until_closed(self) -> list[Word]:
+    def _array(self) -> list[Word]:
         words: list[Word] = []
-        while self.at < len(self.text) and self.text[self.at] != ")":
-            char = self.text[self.at]
-            if char in " \t\n" or self.text.startswith("\\\n", self.at):
-                self.at += 1
-            elif char == "#":
-                self._skip_line()
-            else:
-                words += self._word()
         self.at += 1
-        return words
+        while self._skip_blank():
+            if self.text[self.at] == ")":
+                self.at += 1
+                return words
+            words += self._word()
+        raise _broken("(")
+
+    # Words
 
     def _word(self, *, splits: bool = True) -> list[Word]:
-        """Read one word; a known variable outside of quotes may make several of it."""
+        """Read one word; a known variable outside of quotes may make several of it, or none."""
         begin, words, parts, quoted = self.at, list[Word](), list[str | Live](), False
+
+        def end() -> None:
+            nonlocal quoted
+            if not splits:
+                parts.append(" ")
+            elif parts or quoted:
+                words.append(Word(_joined(parts), quoted))
+                parts.clear()
+                quoted = False
+
         while self.at < len(self.text):
             char = self.text[self.at]
-            if char in _SPACE or char in _ENDS or char in "<>":
+            if self.text.startswith(("<(", ">("), self.at):
+                first, self.at = self.at, self._closing(self.at + 1)
+                self._output(self.text[first + 2 : self.at - 1])
+                parts.append(self._live(self.text[first : self.at]))
+            elif char in _SPACE or char in _ENDS or char in "<>":
                 break
-            if char == "'" or self.text.startswith("$'", self.at):
+            elif char == "'" or self.text.startswith("$'", self.at):
                 parts.append(self._single())
                 quoted = True
-            elif char == '"':
-                more, array = self._double()
-                words += array or []
-                parts += more
-                quoted = quoted or array is None
+            elif char == '"' or self.text.startswith('$"', self.at):
+                self.at += char == "$"
+                for number, inner in enumerate(self._double()):
+                    if number:
+                        end()
+                    parts += inner.parts
+                    quoted = quoted or inner.quoted
             elif char == "\\":
                 parts.append(self.text[self.at + 1 : self.at + 2].replace("\n", ""))
                 self.at += 2
             elif char in "$`":
+                first = self.at
                 found = self._expansion()
+                if splits and self.known.get("IFS", []) != [] and not isinstance(found, Live):
+                    found = Live(self.text[first : self.at], frozenset({"IFS"}))
                 if isinstance(found, Live):
                     parts.append(found)
                     continue
-                one, *several = [piece for word in found for piece in _fields(word, splits)] or [Word()]
-                parts += one.parts
-                for word in several:
-                    words.append(Word(tuple(parts), quoted))
-                    parts = list(word.parts)
-            elif (char == "~" and self.at == begin) or char in _PATTERN:
+                for number, word in enumerate(found):
+                    if number:
+                        end()
+                    for part in word.parts:
+                        for piece in _SPLITS.split(part) if splits and isinstance(part, str) else [part]:
+                            if isinstance(piece, Live) or not splits:
+                                parts.append(piece)
+                            elif piece.isspace():
+                                end()
+                            elif piece:
+                                parts.append(Live(piece) if piece in _PATTERN else piece)
+            elif char == "~" and (self.at == begin or (not splits and self.text[self.at - 1] == ":")):
                 parts.append(Live(char))
                 self.at += 1
+            elif splits and (match := _BRACES.match(self.text, self.at)):
+                parts.append(Live(match[0]))
+                self.at = match.end()
             else:
-                parts.append(char)
+                parts.append(Live(char) if splits and char in _PATTERN else char)
                 self.at += 1
-        if parts or quoted:
-            words.append(Word(_joined(parts), quoted))
-        if self.at == begin:  # a character that ends words and begins none
-            self.at += 1
-        return [Word(_joined(word.parts), word.quoted) for word in words if word.parts or word.quoted]
+        if not splits:
+            return [Word(_joined(parts), quoted)]
+        end()
+        if self.at == begin:
+            raise _broken(self.text[begin:])
+        return words
 
     def _single(self) -> str:
         is_escaped = self.text[self.at] == "$"
-        begin = self.at + 1 + is_escaped
-        end = self.text.find("'", begin)
-        end = len(self.text) if end < 0 else end
-        self.at = end + 1
-        text = self.text[begin:end]
-        return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\") if is_escaped else text
+        pattern = r"\$'((?:[^'\\]|\\.)*)'" if is_escaped else r"'([^']*)'"
+        match = re.compile(pattern, re.DOTALL).match(self.text, self.at)
+        if match is None:
+            raise _broken(self.text[self.at :])
+        self.at = match.end()
+        if not is_escaped:
+            return match[1]
+        return _ESCAPE.sub(_meant, match[1]).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
-    def _double(self) -> tuple[list[str | Live], list[Word] | None]:
-        """Return the parts within double quotes; the words of an array instead, for "${NAME[@]}"."""
+    def _double(self) -> list[Word]:
+        """Return the word within double quotes; several or none if an array stands in them."""
+        opened = self.at
         self.at += 1
-        parts: list[str | Live] = []
-        while self.at < len(self.text) and self.text[self.at] != '"':
-            char = self.text[self.at]
-            if char == "\\":
-                after = self.text[self.at + 1 : self.at + 2]
-                parts.append("" if after == "\n" else after if after in _IN_QUOTES else char + after)
-                self.at += 2
-            elif char in "$`":
-                begin = self.at
-                found = self._expansion()
-                if isinstance(found, Live):
-                    parts.append(found)
-                elif "[@]" in self.text[begin : self.at]:
-                    self.at += 1
-                    return [], found
-                else:
-                    parts += [part for word in found for part in word.parts]
-            else:
-                parts.append(char)
-                self.at += 1
+        words: list[list[str | Live]] = [[]]
+        quoted, is_empty = [False], False
+        while self.text[self.at : self.at + 1] != '"':
+            if self.at >= len(self.text):
+                raise _broken(self.text[opened:])
+            char, begin = self.text[self.at], self.at
+            found = self._expansion() if char in "$`" else None
+            raw = self.text[begin : self.at]
+            if found is None or isinstance(found, Live):
+                words[-1].append(self._character() if found is None else found)
+                quoted[-1] = True
+                continue
+            is_empty = is_empty or (not found and "[@]" in raw)
+            for number, word in enumerate(found):
+                if number and "[@]" in raw:
+                    words.append([])
+                    quoted.append(False)
+                words[-1] += [" ", *word.parts] if number and "[*]" in raw else word.parts
+                quoted[-1] = quoted[-1] or "[@]" not in raw or word.quoted or not word.live
         self.at += 1
-        return parts, None
+        if is_empty and words == [[]]:
+            return []
+        return [Word(tuple(parts), is_quoted or not parts) for parts, is_quoted in zip(words, quoted, strict=True)]
+
+    def _character(self) -> str:
+        """Return what a character within double quotes stands for."""
+        char, after = self.text[self.at], self.text[self.at + 1 : self.at + 2]
+        self.at += 2 if char == "\\" else 1
+        if char != "\\":
+            return char
+        return "" if after == "\n" else after if after in _IN_QUOTES else char + after
 
     def _expansion(self) -> list[Word] | Live:
         """Read what begins with $ or `; return the words that it is, or what stands there if only the shell knows."""
         begin = self.at
         opening = self.text[begin + 1 : begin + 2]
         if self.text[begin] == "`":
-            end = self.text.find("`", begin + 1)
-            self.at = len(self.text) if end < 0 else end + 1
-            found = self._output(self.text[begin + 1 : self.at - 1])
+            match = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL).match(self.text, begin)
+            if match is None:
+                raise _broken(self.text[begin:])
+            self.at = match.end()
+            found = self._output(re.sub(r"\\([`$\\])", r"\1", match[1]))
         elif opening in ("(", "{"):
-            self.at = _closing(self.text, begin + 1)
+            self.at = self._closing(begin + 1)
             inner = self.text[begin + 2 : self.at - 1]
             is_number = opening == "(" and inner.startswith("(") and inner.endswith(")")
             found = (
@@ -412,41 +662,65 @@ class _Reader:
             )  # fmt: skip
         elif match := _NAME.match(self.text, begin + 1):
             self.at = match.end()
-            found = self._value(match[0])
+            found = self._element(match[0], 0)
         else:
             self.at = begin + 2 if opening in tuple("@*#?$!-0123456789") else begin + 1
             found = None if self.at > begin + 1 else [Word(("$",))]
         return self._live(self.text[begin : self.at]) if found is None else found
 
     def _live(self, raw: str) -> Live:
-        names = set(_NAME.findall(raw) if raw.startswith("$((") else _VARIABLE.findall(raw))
-        needs = frozenset(names & (self.known.keys() | self.unsure))
+        """Return a part that stays as it is written, after noting what the shell sets in it."""
+        names = set((_NAME if _COUNTS.search(raw) else _VARIABLE).findall(raw))
+        names |= {"@"} if _ARGUMENT.search(raw) else set()
+        needs = frozenset(names & self.known.keys())
+        if raw.startswith(("$(", "`")):
+            needs |= self.functions & {*re.findall(r"[^\s$(){}|&;`\"']+", raw)}
         self.needed |= needs
+        self._lose(re.findall(r"\$\{([A-Za-z_]\w*):?=", raw))
+        if "((" in raw:
+            self._lose_changes(raw)
         return Live(raw, needs)
 
-    def _value(self, name: str) -> list[Word] | None:
-        if name not in self.known:
+    def _use(self, name: str) -> list[Word] | None:
+        words = self.known.get(name)
+        if words is not None:
+            self.used.add(name)
+            self.ever_used.add(name)
+        return words
+
+    def _element(self, name: str, at: int) -> list[Word] | None:
+        """Return an element of an array, or the value of a variable; a part that may be several words hides it."""
+        words = self._use(name)
+        if words is None or any(word.live and not word.quoted for word in words[: at + 1]):
             return None
-        self.used.add(name)
-        return self.known[name]
+        return words[at : at + 1]
 
     def _parameter(self, inner: str) -> list[Word] | None:
         """Return what `${NAME}`, `${NAME[@]}`, `${NAME:-text}`, `${NAME##pattern}` and their like are."""
-        if (name := inner.removesuffix("[@]").removesuffix("[*]")) in self.known:
-            return self._value(name)
+        if match := _ELEMENT.fullmatch(inner):
+            name, element = match.groups()
+            return self._use(name) if element in ("@", "*") else self._element(name, int(element or 0))
         match = _PARAMETER.fullmatch(inner)
-        words = self.known.get(match[1], []) if match else []
-        if match is None or len(words) != 1 or words[0].live:
+        if match is None:
             return None
         name, sign, rest = match.groups()
-        text = words[0].text
-        self.used.add(name)
+        if sign[-1] == "=" and name not in self.known:
+            found = [Word((Live(f"${{{name}{sign.replace('=', '-')}{rest}}}"),), quoted=True)]
+            self._set(name, found)
+            return found
+        words = self.known.get(name)
+        if words is None or len(words) > 1 or any(word.live for word in words):
+            return None
+        text = words[0].text if words else ""
+        self._use(name)
         if sign[0] in "#%":
             return [Word((_without(text, sign, rest),), quoted=True)]
-        is_set = bool(text) or sign[0] != ":"
+        is_set = bool(text) or (sign[0] != ":" and bool(words))
         if sign[-1] == "+":
             return [Word((rest if is_set else "",), quoted=True)]
-        return words if is_set else [Word((rest,), quoted=True)]
+        if not is_set and sign[-1] == "=":
+            self._set(name, [Word((rest,), quoted=True)])
+        return words if is_set else None if sign[-1] == "?" else [Word((rest,), quoted=True)]
 
     def _number(self, text: str) -> list[Word] | None:
         """Return the value of arithmetic with whole numbers, and with variables that hold some."""
@@ -456,58 +730,118 @@ class _Reader:
             value = _computed(tree, self.known)
         except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError):
             return None
-        self.used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                self._use(node.id)
         return [Word((str(value),), quoted=True)]
 
     def _output(self, text: str) -> list[Word] | None:
-        """Return what a command prints, if it is basename with words that are known."""
-        if not text.strip().startswith("basename "):
-            return None
-        inner = _Reader(text, dict(self.known))
-        commands = [*inner.commands()]
-        words = commands[0].words[1:] if len(commands) == 1 else []
-        if len(words) not in (1, 2) or words[0].text.startswith("-") or any(word.live for word in words):
+        """Return what a command prints, if it is basename with words that are known; list what else it runs."""
+        inner = _Reader(text, self.known)
+        inner.sure = False
+        inner.read()
+        first, *others = inner.commands or [Simple([])]
+        words = first.words[1:]
+        if others or first.name != "basename" or len(words) not in (1, 2) or any(word.live for word in words):
+            self.commands += [one for one in inner.commands if RUNS.search(one.text) and " -c " not in one.text]
             return None
         self.used |= inner.used
+        self.ever_used |= inner.used
         last = words[0].text.rstrip("/").rpartition("/")[2] or words[0].text[:1]
         end = words[1].text if words[1:] else ""
         return [Word((last if last == end else last.removesuffix(end),), quoted=True)]
+
+    # What stands between
+
+    def _bare(self) -> str:
+        """Return the word that stands here, if it has no quotes and no expansions."""
+        match = _BARE.match(self.text, self.at)
+        return match[0] if match else ""
+
+    def _skip_space(self) -> bool:
+        """Step over spaces; return whether something is left."""
+        while self.at < len(self.text) and (self.text[self.at] in _SPACE or self.text.startswith("\\\n", self.at)):
+            self.at += 1 if self.text[self.at] in _SPACE else 2
+        return self.at < len(self.text)
+
+    def _skip_blank(self) -> bool:
+        """Step over spaces, lines and comments; return whether something is left."""
+        while self._skip_space() and self.text[self.at] in "\n#":
+            if self.text[self.at] == "#":
+                self._skip_line()
+            else:
+                self.at += 1
+        return self.at < len(self.text)
 
     def _skip_line(self) -> None:
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
-    def _skip_redirection(self) -> None:
-        match = re.match(r"\d*(&>>?|<<-?|<<<|[<>]&|>>|[<>])", self.text[self.at :])
-        if match is None:
-            self.at += 1
-            return
-        self.at += match.end()
-        while self.text[self.at : self.at + 1] in tuple(_SPACE):
-            self.at += 1
-        word = self._word()
-        if match[1] in ("<<", "<<-") and word:
-            self._skip_document(word[0].text)
+    def _skip_redirections(self) -> None:
+        while self._skip_space() and self._skip_redirection():
+            pass
 
-    def _skip_document(self, end: str) -> None:
+    def _skip_redirection(self) -> bool:
+        """Step over what sends input or output elsewhere; return whether it stands here."""
+        match = _REDIRECTION.match(self.text, self.at)
+        if match is None:
+            return False
+        self.at = match.end()
+        self._skip_space()
+        begin = self.at
+        self._word()
+        if match[1] in ("<<", "<<-"):
+            end = re.sub(r"[\\\"']", "", self.text[begin : self.at])
+            self._skip_document(end, is_indented=match[1] == "<<-")
+        return True
+
+    def _skip_document(self, end: str, *, is_indented: bool) -> None:
         """Leave out the lines of a here-document, which follow the line that names its end."""
         here = self.text.find("\n", self.at)
         lines = self.text[here + 1 :].split("\n") if here >= 0 else []
-        if end in (stripped := [line.strip() for line in lines]):
-            n_left_out = stripped.index(end) + 1
-            self.text = self.text[: here + 1] + "\n".join(lines[n_left_out:])
+        stripped = [line.lstrip("\t") if is_indented else line for line in lines]
+        if end not in stripped:
+            raise _broken(f"<<{end}")
+        self.text = self.text[: here + 1] + "\n".join(lines[stripped.index(end) + 1 :])
+
+    def _closing(self, at: int) -> int:
+        """Return the index after the bracket that closes the one at `at`, past quotes and brackets within."""
+        opened, waits = at, [")" if self.text[at] == "(" else "}"]
+        while waits:
+            at += 1
+            char = self.text[at : at + 1]
+            if char == "\\":
+                at += 1
+            elif char == waits[-1]:
+                waits.pop()
+            elif char == "'" and waits[-1] != '"':
+                at = self.text.find(char, at + 1)
+            elif char == '"' or (char == "(" and waits[-1] == ")"):
+                waits.append(char.replace("(", ")"))
+            elif self.text.startswith(("$(", "${"), at):
+                at += 1
+                waits.append(")" if self.text[at] == "(" else "}")
+            if not char or at < 0:
+                raise _broken(self.text[opened:])
+        return at + 1
 
 
-def _fields(word: Word, splits: bool) -> list[Word]:
-    """Return the words that the value of a variable outside of quotes becomes: fixed text is split at blanks."""
-    if not splits:
-        return [word]
-    found: list[list[str | Live]] = [[]]
-    for part in word.parts:
-        first, *others = [part] if isinstance(part, Live) else re.split(r"\s+", part)
-        found[-1].append(first)
-        found += [[other] for other in others]
-    return [Word(parts) for one in found if (parts := tuple(part for part in one if part != ""))]
+def _broken(text: str) -> ConfigError:
+    return ConfigError(
+        what="the text is not a complete script of the shell, or it is one that whet migrate cannot read",
+        got=" ".join(text.split())[:80],
+        why="a quote, a bracket or a keyword has no end, or stands where none can",
+        fix=f"check it with bash -n; if it is complete, {TRACE}",
+    )
+
+
+def _meant(match: re.Match[str]) -> str:
+    """Return the character that an escape within $'...' stands for."""
+    code = match[1]
+    if (code[0] in "xuU" and len(code) > 1) or code[0] in "01234567":
+        number = int(code.lstrip("xuU"), 8 if code[0] in "01234567" else 16)
+        return chr(0xDC00 + number) if code[0] not in "uU" and 0x80 <= number < 0x100 else chr(number)
+    return _ESCAPED.get(code, code if code in "\\'\"?" else f"\\{code}")
 
 
 def _without(text: str, sign: str, pattern: str) -> str:
@@ -534,31 +868,21 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def _computed(node: ast.expr, known: Mapping[str, Sequence[Word]]) -> int:
+def _computed(node: ast.expr, known: Mapping[str, Sequence[Word] | None]) -> int:
     """Return the value of an expression; raises LookupError or ValueError for what it does not understand."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
-        (word,) = known[node.id]
-        if word.live or not _INTEGER.fullmatch(word.text):
-            raise ValueError(word.text)
-        return int(word.text)
+        words = known[node.id] or ()
+        if len(words) != 1 or words[0].live or not _INTEGER.fullmatch(words[0].text):
+            raise ValueError(node.id)
+        return int(words[0].text)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         value = _computed(node.operand, known)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp):
         return _OPERATORS[type(node.op)](_computed(node.left, known), _computed(node.right, known))
     raise ValueError(type(node))
-
-
-def _end_of_loop(text: str, at: int) -> int:
-    """Return the index of the `done` that ends the loop whose `do` stands before `at`."""
-    depth = 1
-    for match in _LOOP.finditer(text, at):
-        depth += 1 if match[1] == "do" else -1
-        if depth == 0:
-            return match.start()
-    return len(text)
 
 
 def _joined(parts: Sequence[str | Live]) -> tuple[str | Live, ...]:
@@ -571,25 +895,13 @@ def _joined(parts: Sequence[str | Live]) -> tuple[str | Live, ...]:
     return tuple(found)
 
 
-def _closing(text: str, at: int) -> int:
-    """Return the index after the bracket that closes the one at `at`."""
-    depth, pairs = 0, {"(": 1, "{": 1, ")": -1, "}": -1}
-    for place in range(at, len(text)):
-        depth += pairs.get(text[place], 0)
-        if depth == 0:
-            return place + 1
-    return len(text)
-
-
 @dataclass
 class Script:
     """What a text holds."""
 
     commands: list[Simple]
-    values: dict[str, Word]
-    """The variables that the text sets for itself, with their last values."""
     used: frozenset[str]
-    """Those of them that stand in a word; their values have taken their places."""
+    """The variables of the text whose values have taken their places in words."""
     needed: frozenset[str] = frozenset()
     """Those that stand in a part of a word which only the shell can compute."""
 
@@ -597,13 +909,5 @@ class Script:
 def read(text: str, known: Mapping[str, Word] | None = None) -> Script:
     """Return the simple commands of the text, in order; `known` are variables that it is started with."""
     reader = _Reader(text, {name: [value] for name, value in (known or {}).items()})
-    commands: list[Simple] = []
-    exported: set[str] = set()
-    for found in reader.commands():
-        if found.name == "export":
-            names = [word.text.partition("=")[0] for word in found.words[1:]]
-            exported |= {name for name in names if _NAME.fullmatch(name)}
-        found.exported, found.unsure = frozenset(exported), frozenset(reader.unsure)
-        commands.append(found)
-    values = {name: words[0] for name, words in reader.known.items() if len(words) == 1 and name not in (known or {})}
-    return Script(commands, values, frozenset(reader.used), frozenset(reader.needed))
+    reader.read()
+    return Script(reader.commands, frozenset(reader.ever_used), frozenset(reader.needed))
