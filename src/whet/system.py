@@ -577,6 +577,31 @@ def kill_apart(child: subprocess.Popen[bytes]) -> None:
     child.kill()
 
 
+def starter(own: Mapping[str, str]) -> tuple[int, str]:
+    """Return the number of the process that started this one, and when that process began; "" if unknown.
+
+    It is the nearest one above this process that lacks one of these variables. A script that does not `exec` its last
+    command has them; a process that cannot be read belongs to somebody else.
+    """
+    number, facts = os.getppid(), list[str]()
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        while True:
+            facts = Path(f"/proc/{number}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            if number <= 1 or not own or not own.items() <= _environment_of(number).items():
+                break
+            number, facts = int(facts[1]), []
+    return number, facts[_BEGAN] if len(facts) > _BEGAN else ""
+
+
+_BEGAN = 19
+"""Where /proc/PID/stat has the time at which a process began, after its name."""
+
+
+def _environment_of(number: int) -> dict[str, str]:
+    text = Path(f"/proc/{number}/environ").read_bytes().decode("utf-8", "surrogateescape")
+    return {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0"))}
+
+
 def is_running(number: int) -> bool | None:
     """Return whether a process of this machine has this number, None if unknown."""
     if Path("/proc/self").exists():

@@ -89,3 +89,28 @@ def test_command_in_a_new_pod_continues_and_its_settings_file_names_the_first_ch
     assert run(plain) == 0, "nothing is asked for: the newest"
     assert "resumes    after step 4 of 6" in capsys.readouterr().out
     assert run([*plain, "--overwrite_output_dir"]) == 78
+
+
+def test_restarted_command_passes_over_checkpoints_that_no_run_can_resume_from(
+    sentence_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It continues from the complete one before those of the model alone; without one it begins again."""
+    file = write_csv(tmp_path / "topics.csv", topic_rows())
+    options = {"train_file": file, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+
+    def train(name: str, max_steps: int, *flags: str, **more: str) -> int:
+        usual = options | {"max_steps": max_steps} | more
+        return run(words("classify", sentence_encoder, tmp_path / name, "--do_train", *flags, **usual))
+
+    assert train("some", 2) == train("some", 4, "--resume_from_checkpoint", "auto", save_only_model="true") == 0
+    assert train("none", 4, save_only_model="true") == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    capsys.readouterr()
+    assert train("some", 6, save_only_model="true") == 0
+    said = capsys.readouterr()
+    assert "resumes    after step 2 of 6" in said.out
+    assert "no run can resume from checkpoint-4, of transformers or of the model alone" in " ".join(said.err.split())
+    assert train("none", 6, save_only_model="true") == 0
+    said = capsys.readouterr()
+    assert "resumes " not in said.out
+    assert "no run can resume from checkpoint-2, checkpoint-4, of" in " ".join(said.err.split())

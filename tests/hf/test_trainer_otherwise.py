@@ -98,7 +98,13 @@ class Began(transformers.TrainerCallback):
             file.write(f"{state.global_step} ")
 
 
-@pytest.mark.parametrize("there", ["transformers", "models alone", "a complete one, then models alone", "damaged"])
+@pytest.mark.parametrize(
+    "there",
+    [
+        "transformers", "models alone", "a complete one, then models alone",
+        "a complete one, a damaged one, then models alone", "damaged",
+    ],
+)  # fmt: skip
 def test_pod_resumes_unasked_from_what_it_can_resume_from(
     there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,21 +116,31 @@ def test_pod_resumes_unasked_from_what_it_can_resume_from(
         transformers.Trainer(classifier(), given, pad, rows()).train()
     else:
         _trainer(out, max_steps=2, save_steps=2, save_only_model=there == "models alone").train()
-        if there == "a complete one, then models alone":
-            _trainer(out, max_steps=3, save_steps=1, save_only_model=True).train(resume_from_checkpoint=True)
+        if "a damaged one" in there:
+            _trainer(out, max_steps=3, save_steps=1).train(resume_from_checkpoint=True)
+        if there.startswith("a complete"):
+            _trainer(out, max_steps=4, save_steps=1, save_only_model=True).train(resume_from_checkpoint=True)
+        if "a damaged one" in there:
+            file = out / "checkpoint-3" / "optimizer.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + b"\x01")
         elif there == "damaged":
             (out / "checkpoint-2" / "optimizer.safetensors").write_bytes(b"")
     monkeypatch.setenv("WHET_RESUME", "auto")
-    monkeypatch.setattr("whet.store.find._begun", set())  # as in a new process
-    again = _trainer(out, Began(tmp_path / "began"), max_steps=4)
+    monkeypatch.setattr("whet.store.find._n_begun", {})  # as in a new process
+    again = _trainer(out, Began(tmp_path / "began"), max_steps=6)
     if there == "damaged":
         with pytest.raises(whet.WhetError, match="none of the 1 checkpoints"):
             again.train()
         return
     caplog.clear()
-    assert again.train().global_step == 4
+    assert again.train().global_step == 6
     assert "no run can resume from" in caplog.text
     assert (tmp_path / "began").read_text() == ("2 " if there.startswith("a complete") else "0 ")
+    if there.startswith("a complete"):
+        assert ("is damaged and was passed over" in caplog.text) == ("a damaged one" in there)
+        runs = {json.loads((out / f"checkpoint-{n}" / "MANIFEST.json").read_text("utf-8"))["run"] for n in (2, 4, 6)}
+        assert len(runs) == 1, "it is the same run"
+        assert not [*out.glob("abandoned-*")]
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -54,7 +54,6 @@ _ALLOWED: dict[str, tuple[str, set[str]]] = {
     "hardware/network.py": ("asked on Linux", {"/proc/"}),
     "hardware/trim.py": ("asked on Linux", {"CDLL(None)"}),
     "kernels/allocator.py": ("trim.py is asked first", {"CDLL(None)"}),
-    "dist/group.py": ("a file that is not there is no error", {"/proc/"}),
 }  # fmt: skip
 """File -> why another system does not get there, and what its functions may use; nothing runs when it is imported."""
 _TEXTS = {"hardware/trim.py", "jobs/places.py", "kubernetes/plan.py", "kubernetes/run.py", "migrate/files.py"}

@@ -5,6 +5,7 @@ torchrun, `whet launch`, Kubeflow and Ray set RANK and WORLD_SIZE; MPI launchers
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from whet import system
 from whet.config.environment import LAUNCH, RESUME
 from whet.errors import ConfigError, Problem, WhetError
 
@@ -119,7 +121,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 """Slurm's ranks of a node, and of how many nodes: 2(x4)."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers the batch script, and the shell of salloc, from the end of the range: one process each."""
-_MOST_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+_MOST_RESTARTS, _ELASTIC_RUN = "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"
 ALONE = Place()
 
 
@@ -180,8 +182,17 @@ def may_start_again(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def launch_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the id of the job or launcher that starts this command, and starts it again; None if it has none."""
-    return environment.get(LAUNCH) or None
+    """Return the id of the job or launcher that starts this command, and starts it again; None if it has none.
+
+    torchrun gives none: there it follows from its process, which outlives the ranks that it starts. On several machines
+    it follows from --rdzv_id alone, as rank 0 may move to another one.
+    """
+    run = environment.get(_ELASTIC_RUN)
+    if environment.get(LAUNCH) or run is None:
+        return environment.get(LAUNCH) or None
+    is_alone = (_number(environment, ("GROUP_WORLD_SIZE",)) or 1) == 1
+    agent = system.starter(rank_variables(environment) | {_ELASTIC_RUN: run}) if is_alone else ()
+    return hashlib.sha256(repr((run, agent)).encode()).hexdigest()[:32]
 
 
 def require_output_for_restarts(*, overwrites: bool, n_restarts: int | None = None) -> None:

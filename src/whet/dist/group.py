@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from whet import system
 from whet.config.ranks import LostRankError, Place, here, rank_variables, restarted
 from whet.dist import messages
 from whet.dist.messages import Check
@@ -233,21 +233,9 @@ def _port_of_run(environment: Mapping[str, str]) -> int | None:
 
 
 def _port_of_launcher(environment: Mapping[str, str]) -> int:
-    """Return a port that follows from the process that started all ranks of this machine.
-
-    It is the nearest one above this process that is no part of the rank. Parts of the rank, such as a script that does
-    not `exec` its last command, have the rank's variables; one that cannot be read belongs to somebody else.
-    """
-    own, pid = rank_variables(environment), os.getppid()
-    with suppress(OSError):
-        while own and pid > 1 and own.items() <= _environment_of(pid).items():
-            pid = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-    return _LOWEST_PORT + pid % _N_PORTS
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "surrogateescape")
-    return {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0"))}
+    """Return a port that follows from the process that started all ranks of this machine."""
+    number, _ = system.starter(rank_variables(environment))
+    return _LOWEST_PORT + number % _N_PORTS
 
 
 T = TypeVar("T")

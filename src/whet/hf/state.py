@@ -413,22 +413,30 @@ class Folders:
     def __init__(
         self, output_dir: Path, resumed_from: Path | None, *, named: bool = False, is_first: bool
     ) -> None:  # fmt: skip
+        """Make it on all ranks together: its lineage has an id that rank 0 draws."""
         self.output_dir, self.is_first = output_dir, is_first
-        if resumed_from is None:
-            self.lineage = find.new_lineage()
-        else:
-            self.lineage = find.lineage_after_resume(resumed_from, output_dir, named=named)
+        own: find.Lineage | None = None
+        with between_ranks.together("the checkpoints of this training were not found"):
+            if is_first and resumed_from is not None:
+                own = find.lineage_after_resume(resumed_from, output_dir, named=named)
+            elif is_first:
+                own = find.new_lineage(output_dir)
+        facts = between_ranks.of_first(None if own is None else own.facts(), schema.json_object)
+        self.lineage = find.lineage_in(facts)
 
-    def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, Any]) -> Path:
+    def write(
+        self, step: int, fill: Callable[[Path], None], facts: Mapping[str, Any], *, leaves_others: bool = False
+    ) -> Path:
         """Publish the checkpoint of this step, which `fill(folder)` writes on every rank; return its folder.
 
-        Raises StorageError on every rank if it cannot be written; earlier checkpoints are untouched then.
+        `leaves_others`: those of other trainings stay where they are. Raises StorageError on every rank if it cannot be
+        written; earlier checkpoints are untouched then.
         """
         target, failed = self.output_dir / find.folder_name(step), f"the checkpoint of step {step} was not saved"
         staged: write.Staged | None = None
         with between_ranks.together(failed):
             if self.is_first:
-                staged = write.Staged(self.output_dir, step, self.lineage)
+                staged = write.Staged(self.output_dir, step, self.lineage, leaves_others=leaves_others)
         # An error of another rank leaves the folder, which the next training removes.
         with between_ranks.together(failed):
             fill(find.hidden(target, "partial")) if staged is None else staged.put(fill)
@@ -442,6 +450,18 @@ class Folders:
         """Return the checkpoints of this training and of those that it resumed from, oldest step first."""
         return find.of_lineage(find.list_all(self.output_dir), self.lineage)
 
+    def complete(self, step: int) -> Path | None:
+        """Return the checkpoint of this step from which a run can resume, as rank 0 finds it; None if there is none."""
+        folder, found = self.output_dir / find.folder_name(step), False
+        with between_ranks.together(f"the checkpoint of step {step} was not found"):
+            if self.is_first:
+                found = folder in self.own() and not manifest.holds_only_model(folder)
+        return folder if between_ranks.of_first(found, _is_yes_or_no) else None
+
+
+def _is_yes_or_no(value: Any) -> bool:
+    return isinstance(value, bool)
+
 
 def _lift(folder: Path) -> None:
     """Move the files of the folder that transformers has named for the step up into the staging folder."""
@@ -451,7 +471,7 @@ def _lift(folder: Path) -> None:
         inside.rmdir()
 
 
-def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool, cleans_up: bool) -> Path | None:
+def folder_to_resume(asked: find.Asked, output_dir: Path, *, is_first: bool, cleans_up: bool) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank; None: the training begins at its first step.
 
     `cleans_up`: this training has the lock of `output_dir`, so that what is half written there is no other run's.

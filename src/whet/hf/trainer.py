@@ -44,7 +44,7 @@ from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
 from whet.engine.safe_points import no_first_step
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
-from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, StorageError
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, OutputError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
 from whet.hf.arguments import TrainingArguments, is_own_optimizer, setting
 from whet.hf.gradient_norms import GradientNorms
@@ -210,9 +210,9 @@ class Trainer(transformers.Trainer):
         """Train as transformers' Trainer does; see there. `resume_from_checkpoint` also takes "auto".
 
         True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
-        is none, and None means "auto" where a launcher or a pod may have started this process again and there is a
-        checkpoint that a run can resume from. A restart takes the newest one, too, once this training has saved later
-        ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
+        is none. Where a launcher or a pod may have started this process again, None takes the newest one that this
+        training has saved; of several in one folder, each has a number. A restart takes the newest one, too, once this
+        training has saved later ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
 
         The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
         ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
@@ -286,6 +286,9 @@ class Trainer(transformers.Trainer):
             self._do_what_is_due(named["start_time"])
             if self.control.should_training_stop or (skipped and self.control.should_epoch_stop):
                 return
+        if self.state.global_step >= self.state.max_steps:  # a training that had ended; transformers takes a step more
+            self.control.should_training_stop = True
+            return
         alone = self.args.world_size == 1 and self.args.device.type == "cpu" and not self._by_engine
         tables = fuse.row_gradients_of(self._changed_encoders()) if alone else nullcontext()
         with _skipping_keeps_the_draws(), tables:
@@ -390,11 +393,16 @@ class Trainer(transformers.Trainer):
         return json.loads(json.dumps(found))
 
     def _find_best_next_to_it(self) -> None:
-        """Find the best checkpoint in the output folder if the folder of the training was moved."""
+        """Find this training's own best checkpoint if its folder was moved, or another training has set it aside."""
         state, folders = self.state, self._folders
-        if state.best_global_step and state.best_model_checkpoint is None and folders is not None:
-            name = find.folder_name(state.best_global_step)
-            state.best_model_checkpoint = next((str(path) for path in folders.own() if path.name == name), None)
+        if not state.best_global_step or folders is None:
+            return
+        known = Path(state.best_model_checkpoint or folders.output_dir / find.folder_name(state.best_global_step))
+        if known.absolute().parent == folders.output_dir.absolute():
+            found = find.by_name(known.name, folders.lineage, folders.output_dir)
+            if found is None and known.is_dir():
+                logger.warning("%s is not the best checkpoint of this training, but another one's", known)
+            state.best_model_checkpoint = None if found is None else str(found)
 
     def get_batch_samples(self, *given: Any, **named: Any) -> Any:
         """Return the batches of a step, as transformers' Trainer does; training may stop here, before each step.
@@ -551,10 +559,10 @@ class Trainer(transformers.Trainer):
         """Return the checkpoint of the completed steps, written now if need be; None if there is none."""
         if not self.state.global_step:
             return None
-        output_dir = Path(self._get_output_dir(self._of_trial))
-        folder = output_dir / find.folder_name(self.state.global_step)
-        is_there = any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders())
-        if is_there and self._stopped_in is None:
+        assert self._folders is not None
+        step, output_dir = self.state.global_step, Path(self._get_output_dir(self._of_trial))
+        folder = self._folders.complete(step)
+        if folder is not None and self._stopped_in is None:
             return folder
         if self.state.global_step == self._began[0]:
             return self._began[1]
@@ -562,10 +570,14 @@ class Trainer(transformers.Trainer):
         only_model, self.args.save_only_model = self.args.save_only_model, False
         with ExitStack() as stack:
             stack.callback(setattr, self.args, "save_only_model", only_model)
-            with between_ranks.together("the completed steps were not saved"):
-                stack.enter_context(lock.locked_if_possible(output_dir))  # with save_strategy no it is not, yet
+            try:
+                with between_ranks.together("the completed steps were not saved"):
+                    stack.enter_context(lock.locked_if_possible(output_dir))  # with save_strategy no it is not, yet
+            except OutputError as error:  # such as another training's lock: this one stops all the same
+                logger.error("the completed steps are not saved: %s", error)
+                return folder
             self._save_checkpoint(self.model_wrapped, self._of_trial)
-        return folder if folder in self._own_folders() else None
+        return self._folders.complete(step)
 
     def _own_folders(self) -> list[Path]:
         assert self._folders is not None
@@ -760,7 +772,9 @@ class Trainer(transformers.Trainer):
             facts[manifest.ONLY_MODEL] = True
         best = self.state.best_model_checkpoint
         try:
-            target = self._folders.write(step, functools.partial(self._fill, model, trial, output_dir), facts)
+            fill = functools.partial(self._fill, model, trial, output_dir)
+            unplanned = self.args.save_strategy == SaveStrategy.NO  # it stops, and nobody gave it the folder
+            target = self._folders.write(step, fill, facts, leaves_others=unplanned)
         except StorageError as error:
             self.state.best_model_checkpoint = best
             if setting(self.args, "save_error_policy") == "stop":
@@ -787,7 +801,7 @@ class Trainer(transformers.Trainer):
             self._saving_to = None
         state.best_model_checkpoint = before  # transformers looked for it in the staging folder
         best = None if not state.best_global_step else output_dir / find.folder_name(state.best_global_step)
-        if best is not None and (state.best_global_step == state.global_step or best.is_dir()):
+        if best is not None and (state.best_global_step == state.global_step or best in self._own_folders()):
             state.best_model_checkpoint = str(best)
         if self.args.should_save:
             state.save_to_json(str(folder / find.folder_name(state.global_step) / TRAINER_STATE_NAME))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import missing_package
+from whet.config.ranks import resumes_unasked
 from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
@@ -41,8 +42,8 @@ def require_places(job: JobFields, args: TrainingArguments) -> None:
 
 
 def may_hold_files(args: TrainingArguments) -> bool:
-    """Return whether a run may begin in an output folder that is not empty."""
-    return args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
+    """Return whether a run may begin in an output folder that is not empty, as a restart may find it."""
+    return args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train or resumes_unasked()
 
 
 def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:

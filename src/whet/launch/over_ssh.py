@@ -30,7 +30,6 @@ from typing import IO, Any
 
 from whet import json_output, system
 from whet.config.environment import LAUNCH
-from whet.config.ranks import launch_id
 from whet.config.secrets import hidden
 from whet.console import duration, plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError, Problem
@@ -304,7 +303,7 @@ def run_on_hosts(
     """Run the command on all hosts; return the exit code of the first rank that failed, or 0."""
     require_startable(asked, several, commands, ranked)
     found = hosts_of_option(several.hosts) if several.hosts else hosts_of_file(Path(several.hostfile or ""))
-    shared = {LAUNCH: launch_id() or uuid.uuid4().hex, **variables(several.env)}
+    shared = {LAUNCH: os.environ.get(LAUNCH) or uuid.uuid4().hex, **variables(several.env)}
     job = _Job(asked, several, commands, ranked, found, shared, several.working_dir or working_folder())
     code = EXIT_OK
     for attempt in range(asked.max_restarts + 1):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from whet import json_output, system
 from whet.config.environment import LAUNCH
-from whet.config.ranks import launch_id
 from whet.config.secrets import hidden
 from whet.errors import EXIT_OK
 from whet.hardware import cpu, network, topology
@@ -179,7 +178,7 @@ def _towards(host: str) -> tuple[str, str]:
 def _starts(plan: Plan) -> list[RankStart]:
     """Return what each rank is started with, and say which of the user's variables had to give way."""
     found: list[RankStart] = []
-    launch = launch_id() or uuid.uuid4().hex  # that of a job, or of the launcher of all hosts
+    launch = os.environ.get(LAUNCH) or uuid.uuid4().hex  # that of a job, or of the launcher of all hosts
     alone = len(plan.ranks) == 1 and plan.meeting.n_nodes == 1
     for one in plan.ranks:
         variables, notes = changed_variables(

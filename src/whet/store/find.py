@@ -10,6 +10,9 @@ used if the user names them.
 A command that names its checkpoint and may be started again begins a new lineage there even if it is the newest one: a
 restart can then tell what the command has saved since from what was there before. A lineage holds the id of the job or
 launcher that began it, so that what another job has saved since it began at the same checkpoint does not count.
+
+A script may train several times in one folder. A lineage holds the number of the training that began it, so that a
+script that is started again continues each training with what that one has saved.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import re
 import shlex
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ ASIDE = "abandoned"
 STATE, TRAINER_STATE = "state.json", "trainer_state.json"
 """The parts of a run's state, and the counters and the log as transformers writes them."""
 _CONFIG = "config.json"
-FACTS = ("run", "parents", "launch")
+FACTS = ("run", "parents", "launch", "training")
 """What a manifest says of the lineage."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN, _MOST_NAMED = 8, 3
@@ -100,6 +103,8 @@ class Lineage:
     parents: tuple[tuple[str | None, int], ...] = ()
     launch: str | None = None
     """The id of the job or launcher that began it."""
+    training: int = 1
+    """Of the trainings of one process in the output folder, the number of the one that began it."""
 
     @property
     def name(self) -> str:
@@ -109,7 +114,8 @@ class Lineage:
     def facts(self) -> dict[str, Any]:
         """Return the lineage as a manifest holds it."""
         launch = {} if self.launch is None else {"launch": self.launch}
-        return {"run": self.run, "parents": [list(parent) for parent in self.parents], **launch}
+        training = {} if self.training == 1 else {"training": self.training}
+        return {"run": self.run, "parents": [list(parent) for parent in self.parents], **launch, **training}
 
     def includes(self, run: str | None, step: int) -> bool:
         """Return whether the checkpoint of that run and step belongs to this lineage or to its ancestors."""
@@ -123,9 +129,9 @@ class Lineage:
         """Return whether one went back to a checkpoint of the other, or both to one of the same run."""
         return bool({self.run, *dict(self.parents)} & {other.run, *dict(other.parents)})
 
-    def branched(self, step: int) -> Lineage:
-        """Return a new lineage that begins at a checkpoint of this one."""
-        return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents), launch_id())
+    def branched(self, step: int, output_dir: Path) -> Lineage:
+        """Return a new lineage that begins at a checkpoint of this one, and saves to `output_dir`."""
+        return replace(new_lineage(output_dir), parents=((self.run, step), *self.parents))
 
 
 @dataclass(frozen=True)
@@ -137,19 +143,20 @@ class Checkpoint:
     lineage: Lineage
 
 
-def new_lineage() -> Lineage:
-    """Return the lineage of a run that starts at its first step."""
-    return Lineage(uuid.uuid4().hex, launch=launch_id())
+def new_lineage(output_dir: Path) -> Lineage:
+    """Return the lineage of a run that starts at its first step, and saves to `output_dir`."""
+    return Lineage(uuid.uuid4().hex, launch=launch_id(), training=_n_begun.get(output_dir.absolute(), 1))
 
 
 def lineage_in(facts: Mapping[str, Any]) -> Lineage:
     """Return the lineage that a manifest holds; the unnamed one if it is not in the form of `facts`."""
-    run, parents, launch = (facts.get(name) for name in FACTS)
+    run, parents, launch, training = (facts.get(name) for name in FACTS)
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
         return Lineage(None)
     pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
     known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
-    return Lineage(run, tuple(known), launch if isinstance(launch, str) else None)
+    number = training if type(training) is int and training > 0 else 1
+    return Lineage(run, tuple(known), launch if isinstance(launch, str) else None, number)
 
 
 def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
@@ -176,15 +183,17 @@ def lineage_after_resume(folder: Path, output_dir: Path, *, named: bool = False)
     """Return the lineage of a run that resumes from this checkpoint and saves to `output_dir`.
 
     It is that of the checkpoint if that is the newest one there, and a new one otherwise, or if the user has `named` it
-    in a command that may be started again.
+    in a command that may be started again. Of the later ones, damaged ones do not count, nor those of models alone that
+    were passed over.
     """
     found = read_checkpoints([folder])
     step = step_of(folder) if NAME.fullmatch(folder.name) else 0
     own = found[0] if found else Checkpoint(folder, step, Lineage(None))
     later = [path for path in _not_left(list_all(output_dir)) if step_of(path) > own.step]
-    newest_there = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, later))
+    counting = (path for path in later if named or not manifest.holds_only_model(path))
+    newest_there = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, counting))
     stays = newest_there and not (named and may_start_again())
-    return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step)
+    return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step, output_dir)
 
 
 def _not_left(folders: Sequence[Path]) -> list[Path]:
@@ -198,53 +207,48 @@ def _not_left(folders: Sequence[Path]) -> list[Path]:
 
 # ---- the checkpoint to resume from ----
 
-_begun: set[Path] = set()
-"""The output folders of this process's trainings: another one there begins, and is no restart of the first."""
+_n_begun: dict[Path, int] = {}
+"""Output folder -> how many trainings of this process have begun there. Only the first one may be a restart of what a
+user has asked for; the others are restarts of what they themselves have saved."""
 
 
-def begins_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
-    """Return what a training that begins now resumes from: `resumes_from` of the first one in the folder.
+@dataclass(frozen=True)
+class Unasked:
+    """The checkpoint that a training resumes from although nobody asked: its own newest one, if it has saved any."""
 
-    If nobody asked for that, checkpoints that no run can resume from are nothing to resume from, and no error.
-    """
+    training: int
+    """Its number among the trainings of its process in the output folder."""
+
+
+Asked = str | bool | Unasked | None
+"""What a training resumes from: a path, "auto" or True (the newest), the newest of one training, or nothing."""
+
+
+def begins_from(asked: str | bool | None, output_dir: Path) -> Asked:
+    """Return what a training that begins now resumes from: as `resumes_from`, but of its own checkpoints alone."""
     place = output_dir.absolute()
-    is_first = place not in _begun
-    _begun.add(place)
-    if not is_first:
-        return asked
-    found = resumes_from(asked, output_dir)
-    return found if asked or found != "auto" else _unasked(output_dir)
-
-
-def _unasked(output_dir: Path) -> str | None:
-    """Return "auto", or what it would take without checkpoints of transformers and of models alone; None: nothing."""
-    folders = list_all(output_dir)
-    others = [path for path in folders if _is_of_transformers(path) or manifest.holds_only_model(path)]
-    if not others:
-        return "auto"
-    named = ", ".join(path.name for path in others[-_MOST_NAMED:])
-    logger.warning("%s: no run can resume from %s, of transformers or of the model alone", output_dir, named)
-    if others == folders:
-        return None
-    complete = [path for path in _not_left(folders) if path not in others and not problems_of(path, light=True)]
-    return str(complete[0]) if complete and would_resume(output_dir) in others else "auto"
+    number = _n_begun[place] = _n_begun.get(place, 0) + 1
+    if not asked and resumes_unasked():
+        return Unasked(number)
+    return resumes_from(asked, output_dir) if number == 1 else asked
 
 
 def resumes_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
     """Return what a command resumes from: as asked, or what continues it if it may have been started before.
 
-    That is "auto" if nothing was asked for. It takes the place of a checkpoint that was named, too, once `output_dir`
-    has later ones of a lineage that this job or launcher began there.
+    That is "auto" if nothing was asked for, unless no run can resume from any checkpoint there. It takes the place of a
+    checkpoint that was named, too, once `output_dir` has later ones of a lineage that this job or launcher began there.
     """
     if not resumes_unasked() or asked is True or asked in ("auto", "no"):
         return asked
     if not asked:
-        return "auto"
+        folders = list_all(output_dir)
+        return "auto" if not folders or _complete_ones(folders) else None
     later = would_resume(output_dir)
     return "auto" if later is not None and _began_at(Path(asked), later) else asked
 
 
-def is_named(asked: str | bool | None) -> bool:
+def is_named(asked: Asked) -> bool:
     """Return whether one checkpoint is asked for by its path."""
     return isinstance(asked, str) and asked not in ("", "auto", "no")
 
@@ -264,25 +268,29 @@ def _began_at(named: Path, later: Path) -> bool:
     return was_there and NAME.fullmatch(named.name) is not None and step_of(named) in {step for _, step in parents}
 
 
-def to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
+def to_resume(asked: Asked, output_dir: Path) -> Path | None:
     """Return the checkpoint to resume from; None if none is asked for, or if "auto" finds no checkpoint at all."""
     if not asked or asked == "no":
         return None
-    if asked is not True and asked != "auto":
-        return require_complete(require_intact(Path(str(asked))))
-    found = newest(output_dir)
+    if isinstance(asked, str) and asked != "auto":
+        return require_complete(require_intact(Path(asked)))
+    training = asked.training if isinstance(asked, Unasked) else None
+    found = newest(output_dir, training)
     if found is None:
-        logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
+        whose = "checkpoint" if training is None else "checkpoint of this training"
+        logger.info("there is no %s in %s: the run starts at its first step", whose, output_dir)
         return None
     return require_complete(found)
 
 
-def newest(output_dir: Path) -> Path | None:
+def newest(output_dir: Path, training: int | None = None) -> Path | None:
     """Return the intact checkpoint with the highest step; the log names each newer one that was skipped.
 
-    None if there is no checkpoint at all. Raises StorageError if there are checkpoints, but none is intact.
+    With `training`, of the training of this number alone. None if there is no checkpoint at all. Raises StorageError if
+    there are checkpoints, but none is intact.
     """
-    folders = list_all(output_dir)
+    folders = _to_choose_from(output_dir, training)
+    _say_what_is_left(output_dir, folders)
     usable = _not_left(folders)
     for folder in reversed(folders):
         if folder not in usable:
@@ -294,22 +302,64 @@ def newest(output_dir: Path) -> Path | None:
         logger.warning(
             "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
         )
-    _require_none_of_transformers(output_dir)
+    if training is None:
+        _require_none_of_transformers(output_dir)
     if not folders:
         return None
     raise StorageError(
         what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
         got=f"the newest {min(_MOST_NAMED, len(folders))}: "
-        + "; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
+        + "; ".join(f"{folder.name}: {_problem_of(folder)}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
         why="a run that should resume never starts from the beginning by itself",
         fix="put a complete checkpoint back; or start a new run: leave --resume_from_checkpoint out and use another "
         "--output_dir (or, without --max_restarts, --overwrite_output_dir, which deletes these checkpoints)",
     )
 
 
+def _problem_of(folder: Path) -> str:
+    return next(iter(problems_of(folder)), "the run went back to before it")
+
+
+def _to_choose_from(output_dir: Path, training: int | None = None) -> list[Path]:
+    """Return the checkpoints of which "auto" takes the newest, the oldest first.
+
+    Where a command may have been started again, those that no run can resume from are left out if there are others. Of
+    one training they always are, and what another training of the same job has set aside is found there.
+    """
+    folders = list_all(output_dir)
+    if training is None:
+        return (resumes_unasked() and _complete_ones(folders)) or folders
+    own = [path for path in _complete_ones(folders) if _lineage_of(path).training == training]
+    launch = launch_id()
+    if own or launch is None:
+        return own
+    aside = [path for place in aside_folders(output_dir) for path in _complete_ones(list_all(place))]
+    own = [path for path in aside if (_lineage_of(path).training, _lineage_of(path).launch) == (training, launch)]
+    return sorted(own, key=step_of)
+
+
+def _lineage_of(folder: Path) -> Lineage:
+    return lineage_in(manifest.facts_of(folder) or {})
+
+
+def _complete_ones(folders: Sequence[Path]) -> list[Path]:
+    """Return these checkpoints without those of transformers and of the model alone."""
+    return [path for path in folders if not (_is_of_transformers(path) or manifest.holds_only_model(path))]
+
+
+def _say_what_is_left(output_dir: Path, chosen: Sequence[Path]) -> None:
+    """Name the checkpoints that no run can resume from, if they are not among those to choose from."""
+    folders = list_all(output_dir)
+    left = {*folders} - {*chosen, *_complete_ones(folders)}
+    if left:
+        named = ", ".join(path.name for path in sorted(left, key=step_of)[-_MOST_NAMED:])
+        logger.warning("%s: no run can resume from %s, of transformers or of the model alone", output_dir, named)
+
+
 def would_resume(output_dir: Path) -> Path | None:
     """Return the checkpoint that "auto" would take, without reading large files; None if there is none."""
-    return next((path for path in _not_left(list_all(output_dir)) if not problems_of(path, light=True)), None)
+    folders = _not_left(_to_choose_from(output_dir))
+    return next((path for path in folders if not problems_of(path, light=True)), None)
 
 
 def newest_complete(output_dir: Path) -> Path | None:

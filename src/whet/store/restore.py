@@ -31,7 +31,7 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Ranks) -> Path | None:
+def agreed_folder(asked: find.Asked, output_dir: Path, sync: Ranks) -> Path | None:
     """Return the checkpoint that all ranks resume from, as rank 0 finds it; what a kill left behind is cleaned up.
 
     Raises ConfigError if a rank cannot read it.
@@ -66,9 +66,8 @@ def check_early(args: TrainingArguments, allowable: Collection[str] | None = Non
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
         return
-    folders = find.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
-    folder = next((one for one in reversed(folders) if not find.problems_of(one, light=True)), None)
-    if folder is not None:
+    folder = find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+    if folder is not None and not find.problems_of(folder, light=True):
         find.require_complete(folder)
         with _refusing_unreadable(folder):
             compare.require_same_settings(compare.with_step_of(folder, args, here().n_ranks), folder, allowable)

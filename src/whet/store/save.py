@@ -76,7 +76,7 @@ class Saver:
     sync: Ranks = field(default_factory=Ranks)
     """Rank 0 writes; the others learn what became of it."""
     folders: list[Path] = field(default_factory=list)
-    lineage: Lineage = field(default_factory=new_lineage)
+    lineage: Lineage = field(init=False)
     """The lineage of its checkpoints."""
     begins_with: str | None = None
     """A checksum of the weights before the first step of the run."""
@@ -90,7 +90,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
-        self.lineage = self._lineage_of_first(self.lineage)
+        self.lineage = self._lineage_of_first(new_lineage(self._run.output_dir))
         if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
 

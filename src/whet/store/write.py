@@ -91,13 +91,23 @@ class Renames:
 class Staged:
     """A checkpoint that is being written, under a hidden name until it is published. An error removes it."""
 
-    def __init__(self, output_dir: Path, step: int, lineage: Lineage | None = None, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        step: int,
+        lineage: Lineage | None = None,
+        *,
+        name: str | None = None,
+        leaves_others: bool = False,
+    ) -> None:
         """Publishing moves checkpoints aside that do not belong to `lineage`, unless it is None.
 
+        With `leaves_others` it moves only one that has the name of the new one, and removes nothing of earlier runs.
         `name` is that of a saved state which is no checkpoint of a run.
         """
         self.step = step
         self.lineage = lineage
+        self._leaves_others = leaves_others
         self.target = output_dir / (name or find.folder_name(step))
         self.folder = find.hidden(self.target, "partial")
         """Where the files are collected."""
@@ -141,7 +151,7 @@ class Staged:
 
     def _tidy_up(self, aside: Sequence[Path], begins_with: str | None) -> None:
         """Remove what is left of earlier runs whose steps others hold, and log what stays of what was moved aside."""
-        if self.lineage is not None:
+        if self.lineage is not None and not self._leaves_others:
             _discard_held(self.target.parent, self.lineage, begins_with)
         kept = [one for one in aside if one.is_dir()]
         if kept:
@@ -160,7 +170,8 @@ class Staged:
         if self.lineage is None:
             return []
         moved = []
-        for one in read_checkpoints(find.list_all(self.target.parent)):
+        folders = [self.target] if self._leaves_others else find.list_all(self.target.parent)
+        for one in read_checkpoints(folders):
             if not self.lineage.includes(one.lineage.run, one.step):
                 place = _abandoned_path(one)
                 place.parent.mkdir(exist_ok=True)
@@ -406,8 +417,10 @@ def _is_held(last: Path, output_dir: Path, begins_with: str | None) -> bool:
 
 
 def _best_named_in(folder: Path) -> str | None:
+    """Return the name of the best checkpoint; its state has a path if `whet.Trainer` has written it."""
     state = folder / find.TRAINER_STATE
-    return json.loads(state.read_text("utf-8")).get("best_model_checkpoint") if state.is_file() else None
+    best = json.loads(state.read_text("utf-8")).get("best_model_checkpoint") if state.is_file() else None
+    return Path(best).name if isinstance(best, str) else None
 
 
 def _tensors(folder: Path) -> dict[str, str]:
