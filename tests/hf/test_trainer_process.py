@@ -1,0 +1,132 @@
+"""`whet.Trainer` in a process that does more than train: what it forks, its other threads, the memory it keeps."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import transformers
+from hf_runs import arguments, classifier, forked, output, pad, rows
+
+import whet
+
+_FORK = multiprocessing.get_context("fork")
+_ENDS_WITHIN_S = 10.0
+
+
+def _classify(folder: Path, *callbacks: Any, given: Any = None, **changes: Any) -> whet.Trainer:
+    return whet.Trainer(
+        classifier(), arguments(folder, **changes), pad, given or rows(), rows(8), callbacks=[*callbacks]
+    )
+
+
+# ---- processes ----
+
+
+def _watch(ready: Any = None) -> None:
+    """Watch a training for longer than anybody waits, as monitors do."""
+    if ready is not None:
+        ready.set()
+    for _ in range(600):
+        time.sleep(0.1)
+
+
+class Watched(transformers.TrainerCallback):
+    """Starts a process of the program's own with the training."""
+
+    def __init__(self) -> None:
+        self.ready = _FORK.Event()
+        self.process = _FORK.Process(target=_watch, args=(self.ready,), daemon=True)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.process.start()
+
+
+def test_process_forked_in_a_training_ends_by_the_signals_that_end_it_without_whet(tmp_path: Path) -> None:
+    def train(_rank: int) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as without nohup
+        ends = {signal.SIGTERM: -signal.SIGTERM, signal.SIGHUP: -signal.SIGHUP, signal.SIGUSR1: -signal.SIGUSR1}
+        ends[signal.SIGINT] = 1  # a KeyboardInterrupt
+        for number, code in ends.items():
+            watched = Watched()
+            _classify(tmp_path / "out", watched, max_steps=1, save_strategy="no").train()
+            assert watched.ready.wait(_ENDS_WITHIN_S)
+            os.kill(watched.process.pid or 0, number)
+            watched.process.join(_ENDS_WITHIN_S)
+            assert watched.process.exitcode == code, number
+
+    assert forked(train, tmp_path / "t") == [0], output(tmp_path / "t")
+
+
+def test_process_that_is_ended_as_soon_as_it_is_forked_ends(tmp_path: Path) -> None:
+    """The signal comes while the child is still being made."""
+
+    class Brief(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            started = [_FORK.Process(target=_watch, daemon=True) for _ in range(8)]
+            for one in started:
+                one.start()
+                one.terminate()
+            for one in started:
+                one.join(_ENDS_WITHIN_S)
+            assert [one.exitcode for one in started] == [-signal.SIGTERM] * 8
+
+    trained = forked(lambda _: _classify(tmp_path, Brief(), max_steps=3, save_strategy="no").train(), tmp_path / "t")
+    assert trained == [0], output(tmp_path / "t")
+
+
+def test_pool_that_an_error_in_a_metric_leaves_is_closed(tmp_path: Path) -> None:
+    def fails(_: Any) -> NoReturn:
+        with _FORK.Pool(2) as pool:
+            assert pool.map(abs, [-1, 2]) == [1, 2]
+            raise ValueError("no such class")
+
+    def train(_rank: int) -> None:
+        trainer = _classify(tmp_path / "out", max_steps=2, eval_strategy="steps", eval_steps=1)
+        trainer.compute_metrics = fails
+        with pytest.raises(ValueError, match="no such class"):
+            trainer.train()
+
+    assert forked(train, tmp_path / "t") == [0], output(tmp_path / "t")
+
+
+class _SlowRows(list[Any]):
+    """Rows that take so long that a step waits for them."""
+
+    def __getitem__(self, number: Any) -> Any:
+        time.sleep(0.03)
+        return super().__getitem__(number)
+
+
+class _TerminalAt(transformers.TrainerCallback):
+    """Sends a signal to all processes of this one's group, as a terminal does."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.step, self.number = step, number
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os.killpg(0, self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 75, marks=pytest.mark.reliability)]
+)
+def test_signal_of_a_terminal_saves_the_step_although_data_loaders_get_it_too(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    """The step that follows waits for rows of a loader, and then the training stops."""
+
+    def train(_rank: int) -> None:
+        os.setpgrp()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        workers = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1}
+        _classify(tmp_path / "out", _TerminalAt(3, number), given=_SlowRows(rows()), **workers).train()
+
+    assert forked(train, tmp_path / "t") == [code], output(tmp_path / "t")
+    assert (tmp_path / "out" / "checkpoint-3" / "model.safetensors").is_file()
