@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ import transformers
 from hf_runs import arguments, classifier, forked, output, pad, rows
 
 import whet
+from whet.errors import OutputError
 
 _FORK = multiprocessing.get_context("fork")
 _ENDS_WITHIN_S = 10.0
@@ -130,3 +132,47 @@ def test_signal_of_a_terminal_saves_the_step_although_data_loaders_get_it_too(
 
     assert forked(train, tmp_path / "t") == [code], output(tmp_path / "t")
     assert (tmp_path / "out" / "checkpoint-3" / "model.safetensors").is_file()
+
+
+# ---- threads ----
+
+
+class _Meets(transformers.TrainerCallback):
+    """Lets another thread act after a step of this training, until it has done so or some seconds are over."""
+
+    def __init__(self, step: int, within_s: float) -> None:
+        self.step, self.within_s = step, within_s
+        self.here, self.done = threading.Event(), threading.Event()
+        self.ended_s = 0.0
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.here.set()
+            self.done.wait(self.within_s)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.ended_s = time.monotonic()
+
+
+def _in_a_thread(trainer: whet.Trainer) -> threading.Thread:
+    thread = threading.Thread(target=trainer.train)
+    thread.start()
+    return thread
+
+
+def test_second_training_of_a_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    meeting = _Meets(6, 60.0)
+    first, second = _classify(tmp_path, meeting), _classify(tmp_path, max_steps=1)
+    thread = _in_a_thread(first)
+    assert meeting.here.wait(60.0)
+    half_written = tmp_path / ".checkpoint-8.partial"
+    half_written.mkdir()
+    with pytest.raises(OutputError, match="another thread of this process") as refused:
+        second.train()
+    assert "use another --output_dir" in str(refused.value)
+    assert half_written.is_dir()
+    half_written.rmdir()
+    meeting.done.set()
+    thread.join()
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-4", "checkpoint-8", "checkpoint-12"}
+    second.train()  # the folder is free again
