@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 import transformers
-from hf_runs import arguments, classifier, forked, output, pad, rows
+from hf_runs import arguments, classifier, forked, mask_tokens, masked_words, output, pad, rows
 
 import whet
 from whet.errors import OutputError
@@ -25,6 +26,12 @@ def _classify(folder: Path, *callbacks: Any, given: Any = None, **changes: Any) 
     return whet.Trainer(
         classifier(), arguments(folder, **changes), pad, given or rows(), rows(8), callbacks=[*callbacks]
     )
+
+
+def _fill_in(folder: Path, *callbacks: Any) -> whet.Trainer:
+    """Masked words, whose masks and dropout are drawn from the generators of the process."""
+    given = rows(labelled=False)
+    return whet.Trainer(masked_words(), arguments(folder), mask_tokens, given, callbacks=[*callbacks])
 
 
 # ---- processes ----
@@ -176,3 +183,27 @@ def test_second_training_of_a_process_in_the_same_folder_is_refused(tmp_path: Pa
     thread.join()
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-4", "checkpoint-8", "checkpoint-12"}
     second.train()  # the folder is free again
+
+
+def test_trainings_in_two_threads_take_turns_and_each_is_as_it_is_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Begins(transformers.TrainerCallback):
+        began_s = 0.0
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.began_s = time.monotonic()
+
+    alone = _fill_in(tmp_path / "alone")
+    alone.train()
+    begins, meeting = Begins(), _Meets(6, 0.5)
+    second = _classify(tmp_path / "second", begins)
+    first = _fill_in(tmp_path / "first", meeting)
+    thread = _in_a_thread(first)
+    assert meeting.here.wait(60.0)
+    second.train()
+    thread.join()
+    assert "waits for one in another thread" in caplog.text
+    assert begins.began_s > meeting.ended_s > 0.0
+    for name, weight in alone.model.state_dict().items():
+        assert torch.equal(first.model.state_dict()[name], weight), name

@@ -216,7 +216,8 @@ class Trainer(transformers.Trainer):
         self._require_another_folder(output_dir)
         writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if setting(self.args, "save_on_signal") else nullcontext()
-        with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
+        alone = lock.locked_if_possible(output_dir) if writes else nullcontext()
+        with alone, replay.one_at_a_time(), signals:
             is_first = self.is_world_process_zero()
             is_trial = trial is not None  # with settings of its own
             asked = resume_from_checkpoint if is_trial else find.begins_from(resume_from_checkpoint, output_dir)
