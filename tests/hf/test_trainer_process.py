@@ -16,7 +16,10 @@ import transformers
 from hf_runs import arguments, classifier, forked, mask_tokens, masked_words, output, pad, rows
 
 import whet
+from tiny import tiny_config
 from whet.errors import OutputError
+from whet.hardware import memory
+from whet.kernels.allocator import keep_freed_memory
 
 _FORK = multiprocessing.get_context("fork")
 _ENDS_WITHIN_S = 10.0
@@ -207,3 +210,28 @@ def test_trainings_in_two_threads_take_turns_and_each_is_as_it_is_alone(
     assert begins.began_s > meeting.ended_s > 0.0
     for name, weight in alone.model.state_dict().items():
         assert torch.equal(first.model.state_dict()[name], weight), name
+
+
+# ---- memory ----
+
+
+def test_training_returns_the_memory_of_its_steps_at_its_end(tmp_path: Path) -> None:
+    if not keep_freed_memory():
+        pytest.skip("this process does not keep the memory that it frees")
+    held: list[int] = []
+
+    class Holds(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            held.append(memory.resident_bytes() or 0)
+
+    def train(_rank: int) -> None:
+        config = tiny_config("bert", hidden_size=64, intermediate_size=256, max_position_embeddings=128)
+        model = transformers.AutoModelForSequenceClassification.from_config(config)
+        row = {"input_ids": [7] * 128, "attention_mask": [1] * 128, "labels": 1}
+        settings = arguments(tmp_path / "out", max_steps=2, save_strategy="no", per_device_train_batch_size=128)
+        whet.Trainer(model, settings, pad, [row] * 128, callbacks=[Holds()]).train()
+        freed = held[-1] - (memory.resident_bytes() or 0)
+        print(held, freed)
+        assert freed > 32 << 20
+
+    assert forked(train, tmp_path / "t") == [0], output(tmp_path / "t")
