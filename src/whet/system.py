@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -476,10 +477,26 @@ def alarms(every_s: float, look: Callable[[int, Any], None]) -> Iterator[bool]:
 # ---- processes ----
 
 
-def after_fork(call: Callable[[], None]) -> None:
-    """Call this in every child that is forked from now on; systems without a fork have none."""
-    if hasattr(os, "register_at_fork"):
+def after_fork(call: Callable[[], None], *, before: Collection[signal.Signals] = ()) -> None:
+    """Call this in every child that is forked from now on; systems without a fork have none.
+
+    It is called `before` any of these signals reaches the child, also one that is sent to it at once.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    own = threading.local()  # several threads may fork at a time, each with a mask of its own
+
+    def hold() -> None:
+        own.mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, before)
+
+    def let_through() -> None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, own.mask)
+
+    if not before:
         _os.register_at_fork(after_in_child=call)
+        return
+    _os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=call)
+    _os.register_at_fork(after_in_child=let_through)  # Python runs them in this order
 
 
 def why_no_fork() -> str | None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 from changed import batch_of, changed_by, logits
 from torch import Tensor
+from transformers import AutoModelForTokenClassification
 
 import engine
 import whet
-from tiny import arguments, tiny_model, tiny_rows
+from tiny import arguments, tiny_config, tiny_model, tiny_rows
 
 _LOAD = """
 import sys, torch
@@ -40,6 +41,53 @@ def test_a_saved_model_works_in_another_program(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "no padding" in done.stdout
+
+
+_SAVE = """
+import sys, torch, whet
+model, batch = torch.load(sys.argv[1], weights_only=False)
+whet.optimize(model)
+for handle in [model.register_forward_hook(print) for _ in range(3)]:  # torch has given out three numbers more
+    handle.remove()
+with torch.no_grad():
+    torch.save((model, batch, model(**batch).loss), sys.argv[2])
+"""
+_HOOK = """
+import sys, torch
+seen = []
+model, batch, loss = torch.load(sys.argv[1], weights_only=False)
+handles = [
+    model.register_forward_pre_hook(lambda module, given: seen.append("before")),
+    model.register_forward_hook(lambda module, given, out: seen.append("after")),
+    model.bert.encoder.layer[0].register_forward_hook(lambda module, given, out: seen.append("inside")),
+]
+with torch.no_grad():
+    torch.testing.assert_close(model(**batch).loss, loss)
+print(*seen)
+for handle in handles:
+    handle.remove()
+import whet
+whet.restore(model)
+print(len(model._forward_hooks), len(model._forward_pre_hooks))
+"""
+
+
+def test_hooks_of_another_program_leave_those_of_a_saved_model(tmp_path: Path) -> None:
+    """torch numbers hooks by process; whet's see that the labels are at padding, and that there are hooks inside."""
+    batch = {name: one for name, one in batch_of().items() if name != "token_type_ids"}
+    model = AutoModelForTokenClassification.from_config(tiny_config("bert")).eval()
+    torch.save((model, batch | {"labels": torch.ones_like(batch["input_ids"])}), tmp_path / "plain.pt")
+
+    def run(program: str, *files: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", program, *(str(tmp_path / file) for file in files)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    run(_SAVE, "plain.pt", "optimized.pt")
+    done = run(_HOOK, "optimized.pt")
+    assert done.stdout.splitlines() == ["before inside after", "0 0"]
+    assert "hooks on encoder.layer.0 get packed tensors" in done.stderr
 
 
 def _answer(model: Any, batch: dict[str, Tensor], pipe: Any) -> None:

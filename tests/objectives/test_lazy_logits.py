@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -452,3 +454,31 @@ def test_generate_is_as_ever() -> None:
     ids = torch.tensor([[5, 6, 7, 8]] * 3)
     found = [one.eval().generate(ids, max_new_tokens=5, do_sample=False) for one in (model, plain)]
     assert torch.equal(*found)
+
+
+def test_an_optimizer_steps_while_other_threads_compute_logits() -> None:
+    """Logits that are held are looked through at each step, and those of other threads come and go meanwhile."""
+    states, weight = torch.randn(1, 12, 4), nn.Parameter(torch.randn(16, 4))
+    held = [LazyLogits.of(states, weight, None) for _ in range(1000)]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    is_over, interval = threading.Event(), sys.getswitchinterval()
+
+    def serve() -> None:
+        with torch.no_grad():
+            while not is_over.is_set():
+                LazyLogits.of(states, weight, None)
+
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for one in threads:
+        one.start()
+    try:
+        for _ in range(20):
+            lazy_logits.keep_readable(optimizer)
+            optimizer.step()
+    finally:
+        is_over.set()
+        for one in threads:
+            one.join()
+        sys.setswitchinterval(interval)
+    assert all(type(one) is LazyLogits and one.is_open for one in held)

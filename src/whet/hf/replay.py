@@ -5,13 +5,19 @@ the numbers that they drew before the stop, and those of the loop itself, such a
 
 The order of rows follows from one seed of all ranks and the epoch, whatever the sampler's class. Each rank runs the
 sampler and keeps its share of the batches: with numbers of each rank's own, rows would be trained twice or never.
+
+The generators that everybody shares are those of the process. Trainings in its threads take turns (`one_at_a_time`);
+what else a thread draws while a batch is made is drawn from the numbers of this batch.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import accelerate
@@ -23,10 +29,12 @@ from whet.engine.draws import Draws
 from whet.errors import ConfigError, DataError
 from whet.hf import between_ranks
 from whet.kernels.random import generators_kept
+from whet.log import logger
 from whet.on_host import sent_batch
 from whet.store import schema
 from whet.store.compare import digest_of_rows
 from whet.store.state import State
+from whet.system import after_fork
 
 _INSIDE = ("batch_sampler", "sampler")
 """Attributes under which samplers hold the samplers that they read."""
@@ -34,6 +42,40 @@ _SITE = 0x0DE2
 """Makes the random numbers of the order differ from those of the batches."""
 _APART = 1_000_003
 """How far apart the numbers are under which accelerate's sampler draws the same epoch again."""
+
+
+# ---- trainings in threads ----
+
+_turn = threading.RLock()
+"""Whose thread has it, trains."""
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait until no other thread of this process trains, and let the others wait within the block."""
+    _leave_turn_to_parent()
+    turn = _turn
+    if not turn.acquire(blocking=False):
+        logger.warning(
+            "this training waits for one in another thread, which draws from the same random generators: start it in a"
+            " process of its own to train at the same time"
+        )
+        turn.acquire()
+    try:
+        yield
+    finally:
+        turn.release()
+
+
+@cache
+def _leave_turn_to_parent() -> None:
+    after_fork(_forget_turn)
+
+
+def _forget_turn() -> None:
+    """Let a forked child train: the thread that trains is its parent's."""
+    global _turn
+    _turn = threading.RLock()
 
 
 # ---- before accelerate prepares a loader ----

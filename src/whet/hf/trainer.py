@@ -224,12 +224,14 @@ class Trainer(transformers.Trainer):
         self._require_another_folder(output_dir)
         writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if setting(self.args, "save_on_signal") else nullcontext()
-        with lock.locked_if_possible(output_dir) if writes else nullcontext(), signals:
+        alone = lock.locked_if_possible(output_dir) if writes else nullcontext()
+        with alone, replay.one_at_a_time(), signals:
             is_first = self.is_world_process_zero()
             is_trial = trial is not None  # with settings of its own
             asked = resume_from_checkpoint if is_trial else find.begins_from(resume_from_checkpoint, output_dir)
             folder = folder_to_resume(asked, output_dir, is_first=is_first, cleans_up=writes)
             self._folders = Folders(output_dir, folder, named=find.is_named(asked), is_first=is_first)
+            allocator.return_freed_memory()  # that of an earlier training would count as used
             self._memory = guard.memory_guard(setting(self.args, "memory_limit_gb"))
             self._begun, self._flops, self._of_trial, self._ignored_keys = None, None, trial, ignore_keys_for_eval
             self._after_step = self._stopped_in = self._resumed = self._random_after = None
@@ -237,6 +239,7 @@ class Trainer(transformers.Trainer):
             self._products = self._chosen_products(folder)
             resumed = None if folder is None else str(folder)
             with ExitStack() as recorded:
+                recorded.callback(allocator.return_freed_memory)
                 for one in self._recorders():
                     recorded.enter_context(one.ending(self.args))
                 self._hears = True

@@ -46,6 +46,13 @@ def keep_freed_memory() -> bool:
     return True
 
 
+def return_freed_memory() -> None:
+    """Return to the system the freed memory that this process keeps; the next step takes new pages for it."""
+    has_begun = keep_freed_memory.cache_info().currsize > 0
+    if has_begun and keep_freed_memory():
+        trim.trim()()
+
+
 def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
     """Grow the heap by blocks that are freed at once, and request huge pages there; no page is touched."""
     if (given := huge_pages()) != "madvise":

@@ -9,8 +9,8 @@ takes the states that are there gets these, and everybody else what the complete
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-from weakref import WeakSet
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from whet.errors import ConfigError
 
+T = TypeVar("T")
 Step = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """Something done to a lazy tensor: a function of torch with its other arguments."""
 
@@ -36,6 +37,22 @@ _KNOWN_AT_ONCE = frozenset({
 """What a tensor says about itself without its numbers."""
 WATCHED = frozenset({Tensor.register_hook, Tensor.retain_grad})
 """What asks for the gradient of a tensor itself."""
+
+
+class Alive(Generic[T]):
+    """Objects that somebody still holds. Threads may add one while another one looks at all, unlike in a WeakSet."""
+
+    def __init__(self) -> None:
+        self._references: set[ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Add an object, until nobody holds it."""
+        self._references.add(ref(one, self._references.discard))
+
+    def all(self) -> list[T]:
+        """Return the objects."""
+        copied = self._references.copy()  # one call of C, during which no other thread runs
+        return [one for reference in copied if (one := reference()) is not None]
 
 
 class Origin:
@@ -63,7 +80,7 @@ class Origin:
         return tuple(map(version_of, self._tensors))
 
 
-_OPEN: WeakSet[Origin] = WeakSet()
+_OPEN: Alive[Origin] = Alive()
 """Those that a step of an optimizer concerns: torch's fused AdamW does not count that it writes to weights."""
 _HOOKS: list[Any] = []
 
@@ -76,7 +93,7 @@ def _watch(origin: Origin) -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    origins = list(_OPEN)
+    origins = _OPEN.all()
     if origins:
         stepped = frozenset(id(one) for group in optimizer.param_groups for one in group["params"])
         for origin in origins:

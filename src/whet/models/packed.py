@@ -80,6 +80,10 @@ class InnerHooks:
         self._noisy: list[Any] = []
         """Embedding tables to whose results NEFTune (`neftune_noise_alpha`) adds noise."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps: torch counts hooks by process, and elsewhere they are looked for again."""
+        return self.__dict__ | {"_newest": -1}
+
     def look(self, encoder: nn.Module) -> None:
         """See which hooks there are, and say once that those of a user's own get packed tensors."""
         newest = RemovableHandle.next_id

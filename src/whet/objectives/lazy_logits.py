@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.operator import is_followed, native_for
 from whet.models import standard
 from whet.models.forwards import bind, instance_forward
-from whet.models.lazy_tensor import WATCHED, LazyTensor, Origin, Step, version_of
+from whet.models.lazy_tensor import WATCHED, Alive, LazyTensor, Origin, Step, version_of
 from whet.objectives.next_tokens import chunked_loss_sum
 
 _TO_FLOAT = frozenset({Tensor.float})
@@ -57,7 +57,7 @@ def keep_readable(optimizer: Optimizer) -> None:
     A loop may look at the logits of its last batch at any time. They keep a copy of the weights that made them, which
     takes far less than they would.
     """
-    sources = list(_SOURCES)
+    sources = _SOURCES.all()
     if sources:
         changing = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for source in sources:
@@ -189,7 +189,7 @@ def _sample_of(weight: Tensor) -> Tensor:
         return bits[:: weight.shape[-1] + 1 if weight.is_contiguous() else 1].clone()
 
 
-_SOURCES: WeakSet[Source] = WeakSet()
+_SOURCES: Alive[Source] = Alive()
 """Those whose logits somebody holds."""
 
 

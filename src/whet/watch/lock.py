@@ -1,4 +1,7 @@
-"""One run per output folder: a lock that the kernel releases when the process ends, even if it is killed."""
+"""One run per output folder: a lock that the kernel releases when the process ends, even if it is killed.
+
+Of several threads of a process one has it: a run locks its folder again in the thread that has locked it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import json
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from whet import system
@@ -21,8 +26,17 @@ from whet.watch import stop
 _NAMED_WITHIN_S = 0.5
 """The holder writes its name right after taking the lock; another process waits this long for the name."""
 _LOOKED_AT_S = 0.02
-_held: dict[tuple[int, int], int] = {}
-"""Device and inode of each folder that this process has locked -> the handle of the lock."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    handle: int
+    thread: int
+    """The thread whose run it is."""
+
+
+_held: dict[tuple[int, int], _Held] = {}
+"""Device and inode of each folder that this process has locked -> the lock."""
 
 
 @contextlib.contextmanager
@@ -55,16 +69,16 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process within the block; a folder that it has locked already is not locked twice."""
+    """Lock the folder for this thread within the block; a folder that it has locked already is not locked twice."""
     folder = folder.absolute()  # the process may change its working directory; rank 0 locks it for all ranks
     place = _inode(folder)
-    handle = None if place in _held or not here().is_first else _take(folder)
+    handle = None if _is_own(folder) or not here().is_first else _take(folder)
     if handle is None:
         yield
         return
     if not _held:
         _unlock_in_children()
-    _held[place] = handle
+    _held[place] = _Held(handle, threading.get_ident())
     release = lambda: _release(folder, place)  # noqa: E731 - it is handed on
     stop.before_exit(release)
     try:
@@ -173,9 +187,10 @@ def _own_file(handle: int) -> int:
 
 
 def _release(folder: Path, place: tuple[int, int]) -> None:
-    handle = _held.pop(place, None)
-    if handle is None:
+    held = _held.pop(place, None)
+    if held is None:
         return
+    handle = held.handle
     path = folder / LOCK_NAME
     if not system.removes_open_files():
         os.close(handle)
@@ -208,10 +223,18 @@ def refuse_taken(folder: Path) -> None:
     try:
         _lock(handle)
     except OSError as error:
-        if error.errno in system.LOCKED and _inode(folder) not in _held:
+        if error.errno in system.LOCKED and not _is_own(folder):
             raise _taken(folder) from error
     finally:
         os.close(handle)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this thread has locked the folder; raise OutputError if another one of this process has."""
+    held = _held.get(_inode(folder))
+    if held is not None and held.thread != threading.get_ident():
+        raise _taken(folder)
+    return held is not None
 
 
 def _taken(folder: Path) -> OutputError:
@@ -226,7 +249,9 @@ def _taken(folder: Path) -> OutputError:
 def _holder(path: Path) -> str:
     deadline = time.monotonic() + _NAMED_WITHIN_S
     while True:
-        if (found := _named(path)) is not None:
+        if (found := _named(path)) == (os.getpid(), socket.gethostname()):
+            return "another thread of this process"
+        if found is not None:
             return f"process {found[0]} on {found[1]!r}"
         if time.monotonic() > deadline:
             return "a process that has not named itself"
@@ -267,6 +292,6 @@ _handles_forks = False
 
 
 def _close_inherited() -> None:
-    for handle in _held.values():
-        os.close(handle)
+    for held in _held.values():
+        os.close(held.handle)
     _held.clear()

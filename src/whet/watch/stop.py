@@ -5,7 +5,7 @@ Windows has SIGBREAK in place of the last two.
 The command line installs the handlers before it imports anything large. As long as nothing is worth saving, a signal
 ends the process at once. After `defer_signals` a signal is only noted, and the run stops where it calls `requested()`:
 between two micro-batches, between two batches of an evaluation, or after a save. A library installs no handler unless
-the caller asks for it, so Ctrl-C stays the caller's.
+the caller asks for it, so Ctrl-C stays the caller's, and processes that the caller forks have the caller's handlers.
 
 Python runs a handler between two instructions of the main thread. A long native call, such as tokenising one large
 text, would delay it. So a thread of the command line reads the signals from a pipe that the interpreter's C handler
@@ -24,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import FrameType
 from typing import Any
 
 from whet import json_output, system
@@ -107,6 +109,7 @@ def install(*, deferred: bool = False) -> None:
 
 def _handle_these(numbers: Iterable[signal.Signals], *, deferred: bool) -> None:
     global _current
+    _care_for_children()
     _current = _SignalState(deferred=deferred, pid=os.getpid())
     for number in numbers:
         _current.previous_handlers[number] = signal.signal(number, _on_signal)
@@ -155,10 +158,46 @@ def restore() -> None:
     """Restore the handlers from before `install`."""
     global _current
     previous_handlers, numbers, _current = _current.previous_handlers, _current.numbers, _SignalState()
-    for number, handler in previous_handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _set_handlers(previous_handlers)
     if numbers is not None:
         numbers.close()  # which ends the thread
+
+
+def _set_handlers(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+# ---- children ----
+
+_LOADERS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker")
+"""The modules of what processes of a DataLoader run."""
+
+
+@cache
+def _care_for_children() -> None:
+    """See to the handlers of each child that is forked from now on, once."""
+    system.after_fork(_give_back_in_child, before=SIGNALS)
+
+
+def _give_back_in_child() -> None:
+    """Restore the handlers from before `install`, if this child was forked in a program that uses whet as a library.
+
+    With those of a training it would let SIGTERM pass for ever, and whoever ends it and waits would wait for ever. The
+    run of a command ends its children itself. Processes of a DataLoader keep the handlers: Ctrl-C reaches all processes
+    of a terminal, and the training needs them to complete its step. torch has them end by SIGTERM.
+    """
+    global _current
+    if not _current.previous_handlers or _current.numbers is not None or _feeds_loader(sys._getframe(1)):
+        return
+    previous_handlers, _current = _current.previous_handlers, _SignalState()
+    _set_handlers(previous_handlers)
+
+
+def _feeds_loader(forking: FrameType) -> bool:
+    """Return whether the frame that has called os.fork is multiprocessing's, for a process of a DataLoader."""
+    process = forking.f_locals.get("process_obj")
+    return getattr(getattr(process, "_target", None), "__module__", None) in _LOADERS
 
 
 def ignore() -> None:
@@ -269,7 +308,7 @@ def check(agree: Callable[[str | None], str | None]) -> None:
 
 
 def _on_signal(number: int, _: Any) -> None:
-    if os.getpid() != _current.pid:  # a forked worker: the run ends it
+    if os.getpid() != _current.pid:  # a forked worker that has kept it: the run ends it
         return
     first, now_s = _current.requested is None, time.monotonic()
     if _current.numbers is None and _current.deferred:  # in a library no thread reads them

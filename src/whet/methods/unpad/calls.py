@@ -18,6 +18,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from whet.config.fields import PaddingInLoss
 from whet.data import sequences
@@ -228,23 +229,18 @@ def _is_on_stack(model: nn.Module) -> bool:
     return False
 
 
-def note_calls(model: nn.Module) -> None:
+def note_calls(model: nn.Module) -> list[RemovableHandle]:
     """Look at each call of the model: it may read first tokens alone, or have targets at padding tokens.
 
-    Calls of its encoder from elsewhere are not seen.
+    Calls of its encoder from elsewhere are not seen. Return the handles that end it. They belong to what is pickled of
+    the model: torch numbers hooks by process, and loading a handle has it leave the handle's number out.
     """
-    if model is not model.base_model:
-        model.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)  # pyright: ignore[reportArgumentType]
-        model.register_forward_hook(_end, always_call=True)  # pyright: ignore[reportArgumentType]
-
-
-def forget_calls(model: nn.Module) -> None:
-    """Undo `note_calls`, exactly."""
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):
-        for number in [number for number, hook in hooks.items() if hook in (_begin, _end)]:
-            del hooks[number]
-            model._forward_hooks_always_called.pop(number, None)
-            model._forward_pre_hooks_with_kwargs.pop(number, None)
+    if model is model.base_model:
+        return []
+    return [
+        model.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True),  # pyright: ignore[reportArgumentType]
+        model.register_forward_hook(_end, always_call=True),  # pyright: ignore[reportArgumentType]
+    ]
 
 
 def padding_needed(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:

@@ -136,23 +136,24 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         return None
     encoder = _encoder(view.model)
     _FORWARDS[type(encoder)] = type(encoder).forward
-    record.keep(view.model, CARD.name, settings.unpad)
+    record.keep(view.model, CARD.name, calls.note_calls(view.model))
     record.keep(encoder, _ENCODER, _Encoder(packed, settings, settings.unpad))
     encoder.forward = bind(_forward, encoder, signed=True)
-    calls.note_calls(view.model)
     lazy_logits.make_lazy(view.model)
     return Applied(CARD.name, "no padding")
 
 
 def restore(view: ModelView) -> None:
     """Take it out again, exactly."""
-    if record.take(view.model, CARD.name) is None:
+    noting = record.take(view.model, CARD.name)
+    if noting is None:
         return
     encoder = _encoder(view.model)
     encoder.__dict__.pop("forward", None)
     record.take(encoder, _ENCODER)
     lazy_logits.restore(view.model)
-    calls.forget_calls(view.model)
+    for handle in noting:
+        handle.remove()
 
 
 def cost(view: ModelView, settings: MethodSettings) -> Cost:
