@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
-from own_loops import N_ROWS, Loop, fresh, losses_of, made, tiny_bert
+from own_loops import N_ROWS, Loop, collate, fresh, losses_of, made, tiny_bert
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
 
@@ -97,6 +97,46 @@ def test_checkpointing_recomputes_the_modules_that_have_blocks(caplog: pytest.Lo
     assert all("whet_inner_forward" in vars(block) for block in model.bert.encoder.layer)
     with fresh(), pytest.raises(whet.ConfigError, match="finds no blocks"):
         made("whet", gradient_checkpointing=True).prepare(torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
+
+
+def _kept(model: Any) -> int:
+    """Return how many numbers autograd keeps of a forward pass; what is recomputed is not among them."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda one: one):
+        model(**collate(range(8))).loss.backward()
+    return sum(kept)
+
+
+@pytest.mark.parametrize("before", ["an Accelerator", "accelerate", "whet.optimize", "restored"])
+def test_each_accelerator_recomputes_as_it_is_asked_to(before: str) -> None:
+    """Whatever another one has prepared before."""
+    model = tiny_bert().train()
+    if before == "accelerate":
+        made("accelerate").prepare(model)
+    else:
+        made("whet").prepare(whet.optimize(model) if before == "whet.optimize" else model)
+    if before == "restored":
+        whet.restore(model)
+    found = []
+    for checkpointing in (False, True, False, "selective"):
+        with fresh():
+            made("whet", gradient_checkpointing=checkpointing).prepare(model)
+        assert whet.changes(model) is not None
+        found.append(_kept(model))
+    plain, blocks, again, selective = found
+    assert again == plain
+    assert max(blocks, selective) < 0.5 * plain
+
+
+def test_each_accelerator_prepares_a_model_in_its_own_format() -> None:
+    model, batch, found = tiny_bert().eval(), collate(range(4)), {}
+    for number, precision in enumerate(["bf16", "no", "bf16", "no"]):
+        with fresh():
+            prepared = made("whet", mixed_precision=precision).prepare(model)
+        found[number] = prepared(**batch).logits
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert not torch.equal(found[0], found[1])
 
 
 def test_gathered_rows_are_each_there_once() -> None:

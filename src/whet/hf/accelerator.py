@@ -24,11 +24,11 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError, Problem
 from whet.hf import between_ranks, replay, state
 from whet.log import logger
-from whet.methods import order
+from whet.methods import checkpoint_blocks, order
+from whet.models.forwards import take_off_mixed_precision
 from whet.models.view import ModelView
 from whet.own_loop import locate
-from whet.own_loop.changes import changes
-from whet.own_loop.optimize import optimize
+from whet.own_loop.optimize import change_for
 
 Checkpointing = Literal["blocks", "selective"]
 _ENGINES = {
@@ -134,16 +134,23 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare_model(model, *arguments, **options)
 
     def _change(self, things: Sequence[Any]) -> None:
-        """Let the models among these run without padding, and recompute activations if that was asked for."""
-        fresh = [
-            one
-            for one in things
-            if isinstance(one, nn.Module)
-            and one not in self._changed
-            and not getattr(one, "_is_accelerate_prepared", False)
-        ]
+        """Let the models among these run without padding, and recompute activations if that was asked for.
+
+        One that another Accelerator or a Trainer has prepared is changed and prepared again, as this one is asked to.
+        """
+        fresh = []
+        for one in [one for one in things if isinstance(one, nn.Module)]:
+            is_prepared = getattr(one, "_is_accelerate_prepared", False)
+            inner = state.plain(one) if is_prepared else one
+            if inner in self._changed or (is_prepared and self._has_state_of_its_own()):
+                continue
+            if inner is one:
+                forget_preparation(one)
+            fresh.append(inner)
         parts = [part for model in fresh for part in _optimized(model, cuda_graphs=self._checkpointing is None)]
-        if self._checkpointing is not None and parts:
+        if self._checkpointing is None:
+            _keep_activations(parts)
+        elif parts:
             self._checkpoint_blocks(parts, MethodSettings(checkpointing=self._checkpointing))
         self._changed.update(fresh)
 
@@ -234,6 +241,23 @@ class Accelerator(accelerate.Accelerator):
         return self.distributed_type.name in engines or sharded or self.device.type not in ("cpu", "cuda")
 
 
+def forget_preparation(model: nn.Module) -> None:
+    """Let a model be prepared again: accelerate does so once, in the number format of the first Accelerator."""
+    take_off_mixed_precision(model)
+    for name in ("_original_forward", "_is_accelerate_prepared"):
+        vars(model).pop(name, None)
+
+
+def _keep_activations(models: Sequence[nn.Module]) -> None:
+    """Undo the recomputation of blocks that another Accelerator was asked for."""
+    for view in map(ModelView, models):
+        if checkpoint_blocks.is_on(view.model):
+            checkpoint_blocks.restore(view)
+            checkpoint_blocks.apply(view, MethodSettings(checkpointing="theirs"))
+            text = "%s keeps its activations from now on, as this Accelerator has no gradient_checkpointing"
+            logger.info(text, type(view.model).__name__)
+
+
 def _policy(asked: Any) -> Checkpointing | None:
     policy = "blocks" if asked is True else asked or None
     if policy not in (None, *get_args(Checkpointing)):
@@ -297,8 +321,8 @@ def _optimized(model: nn.Module, *, cuda_graphs: bool) -> list[nn.Module]:
         encoders = [encoder.model for encoder in locate.encoders_in(model)]
         why = locate.why_unchanged(encoders)
         if why is None:
-            if changes(model) is None:
-                optimize(model, cuda_graphs=cuda_graphs)
+            options = {"padding": "auto", "last_block_tokens": "read", "cuda_graphs": cuda_graphs}
+            change_for("whet.Accelerator", model, options)
             return encoders
     logger.warning("%s trains as it is, with its padding: %s", type(model).__name__, why)
     return [model]

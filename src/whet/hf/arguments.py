@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -66,7 +66,7 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         metadata={
             "help": "Number format of the matrix products: auto, fp32, bf16 or fp16. auto: fp32 and bf16 are timed on "
             "your model and data when training begins, and bf16 is used if it is clearly faster. bf16 and fp16 are the "
-            "fields of these names."
+            "fields of these names, which count if this one is auto."
         },
     )
     padding_in_loss: str = field(
@@ -137,6 +137,8 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         elif self.use_cpu and backend in (None, "gloo"):
             self._join_ranks(place)
         super().__post_init__()
+        if self.precision == "fp32":
+            self.mixed_precision = "no"  # whatever accelerate's variable says
         self.ddp_backend = backend
         if own:
             self.optim = chosen
@@ -158,6 +160,30 @@ def setting(args: Any, name: str) -> Any:
     return getattr(args, name, getattr(TrainingArguments, name))
 
 
+def precision_of(args: Any) -> str:
+    """Return the number format that the settings ask for now: auto, fp32, bf16, fp16, or another one of accelerate's.
+
+    transformers' own arguments ask for what accelerate has. Raises ConfigError for a precision that there is not.
+    """
+    asked = getattr(args, "precision", None)
+    if asked not in (None, *_PRECISIONS):
+        raise ConfigError.of([_no_such_value("precision", asked, _PRECISIONS)])
+    if asked not in (None, "auto"):
+        return asked
+    flags = (name for name in ("bf16", "fp16") if getattr(args, name))
+    of_accelerate = getattr(args, "mixed_precision", "no")
+    return next(flags, of_accelerate if of_accelerate != "no" else asked or "fp32")
+
+
+def _no_such_value(name: str, value: Any, values: Sequence[Any]) -> Problem:
+    return Problem(
+        what=f"{name} has no such value",
+        got=repr(value),
+        why=f"it is one of {', '.join(values)}",
+        fix=f"use {name}={values[0]!r}",
+    )
+
+
 def _wrong_values(args: TrainingArguments) -> list[Problem]:
     choices: Mapping[str, tuple[Any, ...]] = {
         "precision": _PRECISIONS,
@@ -166,12 +192,7 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
         "save_error_policy": _SAVE_ERRORS,
     }
     found = [
-        Problem(
-            what=f"{name} has no such value",
-            got=repr(getattr(args, name)),
-            why=f"it is one of {', '.join(values)}",
-            fix=f"use {name}={values[0]!r}",
-        )
+        _no_such_value(name, getattr(args, name), values)
         for name, values in choices.items()
         if getattr(args, name) not in values
     ]

@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, convert_outputs_to_fp32
 from huggingface_hub import HfApi
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -46,7 +46,8 @@ from whet.engine.safe_points import no_first_step
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, OutputError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
-from whet.hf.arguments import TrainingArguments, is_own_optimizer, setting
+from whet.hf.accelerator import forget_preparation
+from whet.hf.arguments import TrainingArguments, is_own_optimizer, precision_of, setting
 from whet.hf.gradient_norms import GradientNorms
 from whet.hf.state import (
     OPTIMIZER,
@@ -55,6 +56,7 @@ from whet.hf.state import (
     SCHEDULER,
     Folders,
     folder_to_resume,
+    plain,
     random_state,
     read_state,
     set_random_state,
@@ -67,14 +69,14 @@ from whet.methods import fuse
 from whet.methods.unpad import calls
 from whet.models import adapters, finite
 from whet.models.adapters import unwrapped
-from whet.models.forwards import home_of
+from whet.models.forwards import home_of, take_off_mixed_precision
 from whet.models.packable import answers_questions
 from whet.models.packed import packed_model, trial_of_graphs
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
 from whet.own_loop import locate
 from whet.own_loop.changes import changes, may_show_padding
-from whet.own_loop.optimize import optimize
+from whet.own_loop.optimize import change_for, note_options, optimize
 from whet.precision import compare
 from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
@@ -98,6 +100,8 @@ _FLAGS = ("should_evaluate", "should_save", "should_training_stop", "should_epoc
 _ASKED_BY = {"should_evaluate": "eval_strategy", "should_save": "save_strategy"}
 """The settings that let transformers set these flags."""
 _ROWS = "rows_per_step"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Formats that are narrower than float32."""
 _LOADED = {*IN_GROUPS, "optim_args"}
 """Settings that an optimizer keeps with its state, which a resume loads."""
 
@@ -143,8 +147,10 @@ class Trainer(transformers.Trainer):
     _folders: Folders | None = None
     _saving_to: Path | None = None
     """The staging folder of the checkpoint that is being written."""
-    _products: torch.dtype | None = None
-    """What `precision="auto"` chose: a format narrower than float32, or None."""
+    _precision: str | None = None
+    """What the products of the present, or the last, training run in; None: not chosen yet."""
+    _running = ExitStack()
+    """What ends with the present training."""
     _begun: _Begun | None = None
     """The last step that has begun."""
     _epoch = (0, 0)
@@ -196,6 +202,8 @@ class Trainer(transformers.Trainer):
 
     def _change_model(self) -> None:
         self._encoders = None
+        if self.model is None:  # between the trials of a search: `call_model_init` makes the next one
+            return
         if not getattr(self, "is_distributed_loading_by_transformers", False):  # since 5.19
             _change(self.model, self.args)
 
@@ -236,12 +244,13 @@ class Trainer(transformers.Trainer):
             self._begun, self._flops, self._of_trial, self._ignored_keys = None, None, trial, ignore_keys_for_eval
             self._after_step = self._stopped_in = self._resumed = self._random_after = None
             self._norms = GradientNorms(setting(self.args, "max_nonfinite_steps"))
-            self._products = self._chosen_products(folder)
+            self._precision = None
             resumed = None if folder is None else str(folder)
             with ExitStack() as recorded:
                 recorded.callback(allocator.return_freed_memory)
                 for one in self._recorders():
                     recorded.enter_context(one.ending(self.args))
+                self._running = recorded.enter_context(ExitStack())
                 self._hears = True
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
@@ -308,6 +317,10 @@ class Trainer(transformers.Trainer):
 
         A stream has no length, and a callback may end an epoch early: the checkpoint says where it was written.
         """
+        if trial is not None:  # its settings are known by now
+            self._change_model()
+        if self._precision is None:  # else smaller batches are tried, after those that did not fit
+            self._precision = self._chosen_precision(resume_from_checkpoint)
         found = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
@@ -346,8 +359,6 @@ class Trainer(transformers.Trainer):
         before = before if isinstance(before, dict) else {}
         if (n_before := facts.get("n_ranks")) != self.args.world_size:
             self._require_same_rows(before.get(_ROWS), now[_ROWS], n_before, name)
-        if getattr(self.args, "precision", None) == "auto":  # takes what the checkpoint has
-            del now["precision"]
         loaded = _LOADED | ({"lr_scheduler_kwargs"} if now["lr_scheduler_type"] in BY_METRIC else set())
         for one, text in changed_settings(before, now) if self.is_world_process_zero() else ():
             counts = "the checkpoint's stays, which is loaded" if one in loaded else "that of now counts from here on"
@@ -388,9 +399,7 @@ class Trainer(transformers.Trainer):
 
     def _curve(self) -> dict[str, Any]:
         """Return the settings that change the loss curve, as checkpoints hold them."""
-        given = json.loads(self.args.to_json_string())
-        if given.get("precision") == "auto":
-            given["precision"] = "fp32" if self._products is None else "bf16"
+        given = json.loads(self.args.to_json_string()) | {"precision": self._precision}
         rows = self.get_total_train_batch_size(self.args)
         found = curve(given, self.args.world_size) | {"data_seed": given["data_seed"], _ROWS: rows}
         return json.loads(json.dumps(found))
@@ -444,7 +453,7 @@ class Trainer(transformers.Trainer):
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
         """Return loss, predictions and labels of a batch, as transformers' Trainer does; training may stop before."""
         self.stop_in_evaluation()
-        with self._targets_of(inputs):
+        with nullcontext() if self._hears else self._computing_in(self._precision_now()), self._targets_of(inputs):
             return super().prediction_step(model, inputs, *given, **named)
 
     def compute_loss(
@@ -645,19 +654,84 @@ class Trainer(transformers.Trainer):
 
     # ---- Precision ----
 
-    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
-        """Return the context of forward passes: the format that `precision="auto"` chose, or none."""
-        if self._products is None:
-            return super().autocast_smart_context_manager(cache_enabled)
-        return torch.autocast(self.args.device.type, self._products, cache_enabled=bool(cache_enabled))
+    def _prepare_for_training(self, *given: Any, **named: Any) -> Any:
+        """Return the model and the loader as accelerate prepares them; the model computes in this training's format."""
+        self._running.close()  # of a try with larger batches
+        if not self._by_engine and plain(self.model) is self.model:
+            forget_preparation(self.model)
+        found = super()._prepare_for_training(*given, **named)
+        self._running.enter_context(self._computing_in(self._precision or "fp32"))
+        return found
 
-    def _chosen_products(self, folder: Path | None) -> torch.dtype | None:
-        """Return bfloat16 if `auto` finds it clearly faster here, or if the checkpoint's training ran in it."""
-        if getattr(self.args, "precision", "fp32") != "auto" or self.accelerator.mixed_precision != "no":
-            return None
-        kept = None if folder is None else (manifest.facts_of(folder) or {}).get(_PRECISION)
-        chosen = kept if kept in ("fp32", "bf16") else between_ranks.of_first(self._faster_format(), schema.text)
-        return torch.bfloat16 if chosen == "bf16" else None
+    @contextmanager
+    def _computing_in(self, precision: str) -> Iterator[None]:
+        """Let the model's forward compute in this format, and not in what accelerate has put around it.
+
+        An engine has its format in itself, unless `auto` has chosen another one.
+        """
+        model, before = self.model, vars(self.model).get("forward")
+        in_engine = self._by_engine and self._asked() != "auto"
+        if precision not in ("fp32", *_DTYPES) or in_engine or self.args.n_gpu > 1:
+            yield
+            return
+        take_off_mixed_precision(model)
+        if precision in _DTYPES:
+            model.forward = _in_format(model, torch.autocast(self.args.device.type, _DTYPES[precision]))
+        own = vars(model).get("forward")
+        try:
+            yield
+        finally:
+            if vars(model).get("forward") is own:  # nobody has restored the model in the meantime
+                vars(model).pop("forward", None)
+                if before is not None:
+                    model.forward = before
+
+    def _asked(self) -> str:
+        """Return the format that is asked for: by the settings, or by those of an engine alone."""
+        asked = precision_of(self.args)
+        of_engine = self.accelerator.mixed_precision if asked == "auto" and self._by_engine else "no"
+        return asked if of_engine == "no" else of_engine
+
+    def _precision_now(self) -> str:
+        """Return the format of passes outside of a training; `auto` has that of the last one."""
+        asked = self._asked()
+        return (self._precision or "fp32") if asked == "auto" else asked
+
+    def _chosen_precision(self, folder: str | None) -> str:
+        """Return the format that is asked for; of `auto` that of the checkpoint's training, or else the faster one."""
+        asked = self._asked()
+        self._require_possible(asked)
+        if asked != "auto":
+            return asked
+        kept = None if folder is None else (manifest.facts_of(Path(folder)) or {}).get(_PRECISION)
+        return kept if kept in ("fp32", "bf16") else between_ranks.of_first(self._faster_format(), schema.text)
+
+    def _require_possible(self, asked: str) -> None:
+        """Raise ConfigError for a format in which this Trainer would not compute."""
+        made_for = getattr(self.args, "mixed_precision", "no")
+        if self._by_engine and precision_of(self.args) not in ("auto", "fp32" if made_for == "no" else made_for):
+            raise ConfigError(
+                what=f"precision={asked!r} came too late for the engine of this Trainer",
+                got=f"mixed_precision={made_for!r} when its TrainingArguments were made",
+                why="DeepSpeed and FSDP keep the format that they were made with",
+                fix=f"pass precision={asked!r} to the TrainingArguments, and then make the Trainer",
+            )
+        if asked == "fp16" and self.accelerator.scaler is None and not self._by_engine:
+            raise ConfigError(
+                what="this Trainer cannot train in fp16",
+                got=f"device {self.args.device}, mixed_precision={made_for!r} when its TrainingArguments were made",
+                why="accelerate scales the losses of fp16, for GPUs alone and if it knows of fp16 from the start",
+                fix="use precision='bf16'; or, on a GPU, pass precision='fp16' to the TrainingArguments, and then make "
+                "the Trainer",
+            )
+        if asked in _DTYPES and self.args.n_gpu > 1:
+            raise ConfigError(
+                what=f"{asked} would have no effect on several GPUs in one process",
+                got=f"{self.args.n_gpu} GPUs",
+                why="transformers puts the model into DataParallel, which computes in the format of the weights",
+                fix=f"start a process for each GPU: torchrun --nproc_per_node {self.args.n_gpu} ...; or choose one GPU "
+                "with CUDA_VISIBLE_DEVICES=0",
+            )
 
     def _faster_format(self) -> str:
         if why := self._why_untimed():
@@ -678,7 +752,7 @@ class Trainer(transformers.Trainer):
         """Return how long passes over the first rows take in both formats, or in bf16 alone; None without a loss."""
         if (batch := self._first_batch(n_rows)) is None:
             return None
-        plain, half = (functools.partial(self._pass, batch, dtype) for dtype in (None, torch.bfloat16))
+        plain, half = (functools.partial(self._pass, batch, precision) for precision in ("fp32", "bf16"))
         with trial_of_graphs(self.model):
             return compare.alternate(plain if fp32 else None, half, time.perf_counter, self.args.device)
 
@@ -686,6 +760,8 @@ class Trainer(transformers.Trainer):
         """Return why the formats are not compared; None if they are."""
         if not has_bf16(self.args.device):
             return "this GPU has no bf16"
+        if self.args.n_gpu > 1:
+            return "several GPUs in one process compute in the format of the weights"
         if changes(self.model) is None or not hasattr(self.model, "num_parameters"):
             return "the model is none that whet changes"
         if not compare.is_worth_timing(self.model.num_parameters(exclude_embeddings=True)):
@@ -711,20 +787,18 @@ class Trainer(transformers.Trainer):
         """Return whether the loss is that of transformers' Trainer: the model's own, or its smoothed labels'."""
         return type(self).compute_loss is Trainer.compute_loss and self.compute_loss_func is None
 
-    def _pass(self, batch: Mapping[str, Any], dtype: torch.dtype | None) -> None:
+    def _pass(self, batch: Mapping[str, Any], precision: str) -> None:
         """Run a forward and a backward pass of the training's loss that leave no trace."""
         training, buffers = self.model.training, [one.clone() for one in self.model.buffers()]
         config = getattr(self.model, "config", None)
         problem_type = getattr(config, "problem_type", None)  # heads for classes keep what labels of a batch look like
-        self._products = dtype
         try:
             with generators_kept():
                 self.model.train()
-                with self._targets_of(batch), self.compute_loss_context_manager():
+                with self._computing_in(precision), self._targets_of(batch), self.compute_loss_context_manager():
                     loss = self.compute_loss(self.model, dict(batch))
                 loss.backward()
         finally:
-            self._products = None
             self.model.zero_grad(set_to_none=True)
             self.model.train(training)
             if config is not None and getattr(config, "problem_type", None) != problem_type:
@@ -765,7 +839,7 @@ class Trainer(transformers.Trainer):
         facts: dict[str, Any] = {
             "n_ranks": self.args.world_size,
             "seed": self.args.seed,
-            _PRECISION: "fp32" if self._products is None else "bf16",
+            _PRECISION: self._precision,
             _EPOCH: [*self._place],
             _SETTINGS: self._curve(),
         }
@@ -992,16 +1066,27 @@ def _change(model: nn.Module, args: Any) -> None:
     why = locate.why_unchanged(encoders)
     if why is not None:
         logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
-    elif changes(model) is None:
-        padding: Any = getattr(args, "padding_in_loss", "auto")
-        tokens: Any = getattr(args, "last_block_tokens", "read")
-        change = functools.partial(optimize, model, last_block_tokens=tokens, cuda_graphs=may_use_graphs(args))
-        change(padding=padding)
-        unknown = [one for one in encoders if may_show_padding(one) and not answers_questions(one)]
-        if padding == "auto" and unknown:
-            change(padding="all")
-            text = 'what reads the states of %s is not known: padding_in_loss="none" is faster if it reads no padding'
-            logger.info(text, " and ".join(type(one).__name__ for one in unknown))
+        return
+    padding: Any = getattr(args, "padding_in_loss", "auto")
+    tokens: Any = getattr(args, "last_block_tokens", "read")
+    options: dict[str, Any] = {"padding": padding, "last_block_tokens": tokens, "cuda_graphs": may_use_graphs(args)}
+    if not change_for("whet.Trainer", model, options):
+        return
+    unknown = [one for one in encoders if may_show_padding(one) and not answers_questions(one)]
+    if padding == "auto" and unknown:
+        every: dict[str, Any] = options | {"padding": "all"}
+        optimize(model, **every)
+        note_options(model, options, by_user=False)
+        text = 'what reads the states of %s is not known: padding_in_loss="none" is faster if it reads no padding'
+        logger.info(text, " and ".join(type(one).__name__ for one in unknown))
+
+
+def _in_format(model: nn.Module, autocast: torch.autocast) -> Callable[..., Any]:
+    """Return the model's forward in a number format, as accelerate has it: what it returns is in float32."""
+    forward: Any = model.forward
+    if getattr(forward, "__self__", None) is not model:
+        return convert_outputs_to_fp32(autocast(forward))
+    return MethodType(convert_outputs_to_fp32(autocast(forward.__func__)), model)
 
 
 @contextmanager

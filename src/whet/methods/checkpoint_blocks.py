@@ -56,6 +56,8 @@ class _State:
     """What was changed in a model, to put it back."""
 
     forwards: Replaced = field(default_factory=Replaced)
+    policy: Policy | None = None
+    """What is kept; None: the blocks follow transformers' own switch."""
     theirs: bool = False
     """Whether transformers' own checkpointing was switched on."""
     inside: list[PackedModel] = field(default_factory=list)
@@ -103,7 +105,7 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
     `alone`: a block must not read weights of another one, as the recomputation of its end would.
     """
     restore(view)
-    model, packed, state = view.model, packed_model(view.model), _State()
+    model, packed, state = view.model, packed_model(view.model), _State(policy=policy)
     record.keep(model, CARD.name, state)
     if packed is not None and _runs_fused(model, packed) and not compile_blocks.is_on(model) and not alone:
         whole = policy == "blocks"
@@ -136,6 +138,12 @@ def _follow(view: ModelView, packed: PackedModel) -> None:
     state = _State()
     record.keep(view.model, CARD.name, state)
     _put_blocks(state, _stacked(view), _How("blocks", packed.placement, wanted=None))
+
+
+def is_on(model: nn.Module) -> bool:
+    """Return whether the model recomputes its blocks whatever transformers' own switch says."""
+    state: _State | None = record.read(model, CARD.name)
+    return state is not None and state.policy is not None
 
 
 def restore(view: ModelView) -> None:

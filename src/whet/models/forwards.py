@@ -24,6 +24,8 @@ _AROUND = {
     "trl.trainer.utils": "_fused_forward",
 }
 """Where functions are written that may stand around a forward, and the name of the one that may; None: all."""
+_MIXED_PRECISION = "accelerate.utils.operations"
+"""Where the outermost function is written that accelerate puts around a forward for its number format."""
 
 
 def bind(forward: Callable[..., Any], module: nn.Module, *, signed: bool = False) -> MethodType:
@@ -62,6 +64,15 @@ class Replaced:
             module.__dict__.pop("forward", None)
             if forward is not None:
                 module.forward = forward
+
+
+def take_off_mixed_precision(module: nn.Module) -> None:
+    """Give the module the forward that it had before accelerate put autocast, and a cast of its outputs, around it."""
+    while home_of(instance_forward(module)) == _MIXED_PRECISION:
+        around: Any = module.__dict__.pop("forward")
+        inner = around.__wrapped__.model_forward.__wrapped__
+        if inner is not type(module).forward:
+            module.forward = MethodType(inner, module) if isinstance(around, MethodType) else inner
 
 
 def other_forward(module: nn.Module) -> Callable[..., Any] | None:

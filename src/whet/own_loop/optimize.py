@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,16 +15,19 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.methods import order
+from whet.methods.unpad import method as unpad
 from whet.models import known
 from whet.models.experts.settings import settings_of
 from whet.models.packable import why_padded
-from whet.models.packed import prepare
+from whet.models.packed import packed_model, prepare
 from whet.models.view import ModelView
 from whet.optional import is_from
 from whet.own_loop import curated, locate
 from whet.own_loop.changes import changes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_USUAL = {"padding": "auto", "last_block_tokens": "read", "cuda_graphs": True}
+"""What `optimize` does without these options."""
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -79,9 +83,52 @@ def optimize(
     for encoder in encoders:
         _require_no_balance(encoder.model)
         _change(encoder, dtype, padding, last_block_tokens, cuda_graphs=cuda_graphs)
+    options = {"padding": padding, "last_block_tokens": last_block_tokens, "cuda_graphs": cuda_graphs}
+    note_options(model, options, by_user=True)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))
     return model if optimizer is None else (model, optimizer)
+
+
+def change_for(by: str, model: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Call `optimize` for a Trainer or an Accelerator; return whether that was done.
+
+    What another one of them has changed with other options is changed again. What the user has changed stays, and the
+    log names the options that do not count then.
+    """
+    before = [unpad.options_of(one) for one in _unpadded_in(model)]
+    if changes(model) is not None and (not before or any(by_user for _, by_user in before)):
+        for given in [given for given, by_user in before if by_user]:
+            _log_ignored(by, options, given)
+        return False
+    if before and all(given == options for given, _ in before):
+        return False
+    optimize(model, **options)
+    note_options(model, options, by_user=False)
+    return True
+
+
+def note_options(model: Any, options: Mapping[str, Any], *, by_user: bool) -> None:
+    """Note with which options the model was changed, and whether by its user; a Trainer does not undo that."""
+    for one in _unpadded_in(model):
+        unpad.note_options(one, options, by_user=by_user)
+
+
+def _log_ignored(by: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    counts = [key for key in options if key != "cuda_graphs" or methods.have_graphs()]
+    ignored = [f"{key}={options[key]!r}" for key in counts if options[key] not in (_USUAL[key], given.get(key))]
+    if ignored:
+        logger.warning(
+            "%s is asked for %s, and the model stays as whet.optimize has changed it before: %s; after"
+            " whet.restore(model) the settings count",
+            by, " and ".join(ignored), ", ".join(f"{key}={one!r}" for key, one in given.items()),
+        )  # fmt: skip
+
+
+def _unpadded_in(model: Any) -> list[nn.Module]:
+    """Return the models of transformers in this one that run without padding."""
+    packed = [packed_model(encoder.model) for encoder in locate.encoders_in(model)]
+    return [one.module for one in packed if one is not None and unpad.is_on(one.module)]
 
 
 def restore(model: Any) -> Any:

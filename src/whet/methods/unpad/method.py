@@ -72,6 +72,10 @@ class _Encoder:
         """The tokens of each row that pooling takes, as long as nobody has read others; empty: all may be read."""
         self.needs_labels = False
         """Whether padding tokens are computed in each call that has no labels which leave them out."""
+        self.options: Mapping[str, Any] = {}
+        """The options of `whet.optimize` that changed the encoder."""
+        self.by_user = True
+        """Whether it is its user who called `whet.optimize`, and not a Trainer or an Accelerator."""
         self._warned: set[str] = set()
 
     def asked(self) -> PaddingInLoss:
@@ -167,6 +171,18 @@ def require_labels(model: nn.Module) -> None:
     For a model in whose results a loss elsewhere may read padding.
     """
     record.read(_encoder(model), _ENCODER).needs_labels = True
+
+
+def note_options(model: nn.Module, options: Mapping[str, Any], *, by_user: bool) -> None:
+    """Note what changed the model; a model that is restored, or changed again, forgets it."""
+    encoder: _Encoder = record.read(_encoder(model), _ENCODER)
+    encoder.options, encoder.by_user = dict(options), by_user
+
+
+def options_of(model: nn.Module) -> tuple[Mapping[str, Any], bool]:
+    """Return the options that changed the model, and whether its user gave them."""
+    encoder: _Encoder = record.read(_encoder(model), _ENCODER)
+    return encoder.options, encoder.by_user
 
 
 def is_on(model: nn.Module) -> bool:
