@@ -197,7 +197,7 @@ class Bench:
         line.n_killed += self.cgroup.n_killed - n_killed if self.cgroup else 0
         if status:
             ended = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else said.rpartition("\n")[2]
-            line.failed = ended or f"with status {status}"
+            line.failed = ended.replace(f"{self.folder}/", "") or f"with status {status}"
             return None
         if "--auto" in flags and "\nauto  " in f"\n{said}":
             print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)

@@ -652,16 +652,15 @@ def test_precision_auto_tries_rows_that_fit_into_memory(
     monkeypatch.setattr(compare, "MARGIN", 0.0)  # whatever this processor takes longer for
     seen: list[tuple[str, int]] = []
 
-    class Scarce(whet.Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
-            name, n_rows = "bf16" if torch.is_autocast_enabled("cpu") else "fp32", len(inputs["input_ids"])
-            seen.append((name, n_rows))
-            if name == "fp32" and n_rows > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().compute_loss(model, inputs, *given, **named)
+    def take(_: Any, given: tuple[torch.Tensor]) -> None:
+        name, n_rows = "bf16" if torch.is_autocast_enabled("cpu") else "fp32", len(given[0])
+        seen.append((name, n_rows))
+        if name == "fp32" and n_rows > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
     args = arguments(tmp_path, precision="auto", max_steps=2, save_strategy="no", use_cpu=True)
-    trainer = Scarce(classifier(), args, pad, rows())
+    trainer = whet.Trainer(model := classifier(), args, pad, rows())
+    model.classifier.register_forward_pre_hook(take)
     with caplog.at_level(logging.INFO, logger="whet"):
         trainer.train()
     assert trainer.state.global_step == 2

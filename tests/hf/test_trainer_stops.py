@@ -19,6 +19,7 @@ import whet
 from whet import log
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED
 from whet.hardware import memory
+from whet.watch import stop
 
 
 def classify(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
@@ -226,6 +227,7 @@ def test_training_in_another_thread_says_that_no_signal_saves_it(tmp_path: Path)
         thread.join()
 
     def twice() -> None:
+        stop._warn_of_thread.cache_clear()  # this process is forked from one in which other tests may have heard it
         train_in_thread(save_on_signal=False)
         print("from here on", flush=True)
         train_in_thread()
