@@ -476,7 +476,7 @@ def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
 
 
 def _as_known(known: Choice | None, args: TrainingArguments, why: str) -> Choice | None:
-    """Return the choice of an earlier run, which is not to be tried again for this reason; None if it does not fit."""
+    """Return the choice of an earlier run in place of trials, and say why there are none; None if it does not fit."""
     if known is None or known.was_busy or not known.fits(_free_bytes(known, args)) or not _can_begin(known):
         return None
     _say(f"{why}: {_in_words(known)}")

@@ -16,7 +16,6 @@ once.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -261,7 +260,7 @@ def noting_signals() -> Iterator[None]:
         restore()
 
 
-@functools.cache
+@cache
 def _warn_of_thread() -> None:
     logger.warning(
         "this training runs in another thread than the main one, where Python handles no signals: SIGTERM and Ctrl-C "
