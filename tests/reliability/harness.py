@@ -181,16 +181,23 @@ def same_folder(first: Path, second: Path, *, but: tuple[str, ...] = ()) -> list
 
 
 def _bytes(path: Path) -> bytes | None:
-    """Return what is in the file; of a manifest all but which run wrote it, which is another one each time."""
+    """Return what is in the file, without what is another each time: which run wrote it, and how long that took."""
     if not path.is_file():
         return None
-    if path.name != "MANIFEST.json":
+    if path.name not in (_MANIFEST, _STATE):
         return path.read_bytes()
-    facts = {name: value for name, value in json.loads(path.read_bytes()).items() if name not in _OF_THE_RUN}
+    facts = json.loads(path.read_bytes())
+    if path.name == _MANIFEST:
+        facts = {name: value for name, value in facts.items() if name not in _OF_THE_RUN}
+        facts["files"] |= {_STATE: None} if _STATE in facts["files"] else {}
+    else:
+        facts["meter"]["totals"] |= dict.fromkeys(_TIMES)
     return json.dumps(facts, sort_keys=True).encode()
 
 
+_MANIFEST, _STATE = "MANIFEST.json", "state.json"
 _OF_THE_RUN = ("run", "parents", "checksum")
+_TIMES = ("elapsed_s", "training_s")
 
 
 def _until(true: Callable[[], bool]) -> None:
