@@ -60,7 +60,7 @@ class Job:
 JOBS = (
     Job("minilm-classify", "classify", "minilm", 128, (8, 48), ("--max_seq_length", "64")),
     Job("minilm-qa", "qa", "minilm", 32, (120, 300), ("--max_seq_length", "320", "--doc_stride", "64")),
-    Job("bert-classify", "classify", "bert-base", 32, (60, 250), ("--max_seq_length", "256")),
+    Job("bert-classify", "classify", "bert-base", 8, (60, 250), ("--max_seq_length", "256")),
     Job("minilm-tag", "tag", "minilm", 128, (10, 60), ("--max_seq_length", "128")),
     Job("llama-lm", "lm", "llama", 16, (60, 300), ("--max_length", "256")),
     Job("llama-lora", "lm", "llama", 16, (60, 300), ("--max_length", "256", "--lora_r", "16")),
@@ -106,7 +106,7 @@ class Line:
     step_s: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     failed: str = ""
-    """How the run ended early: by the kernel's signal, or the last line that it wrote."""
+    """How the run ended early: by the kernel's signal, by whet's error, or the last line that it wrote."""
     n_killed: int = 0
     """Processes of it that the kernel has ended for want of memory, trials included."""
     final_s: list[float] = field(default_factory=list)
@@ -145,6 +145,12 @@ def write_rows(path: Path, job: Job) -> None:
         return {"text": text} | ({} if job.task == "lm" else {"label": "ab"[n % 2]})
 
     path.write_text("".join(json.dumps(example(n)) + "\n" for n in range(N_ROWS)), "utf-8")
+
+
+def why(said: str) -> str:
+    """Return what an output says about its end: whet's error, or the last line."""
+    lines = said.splitlines() or [""]
+    return next((line.partition("error: ")[2] for line in lines if line.startswith("error: ")), lines[-1])
 
 
 def limit_of(peaks: Sequence[int]) -> int:
@@ -196,7 +202,7 @@ class Bench:
         said = (self.folder / "output.txt").read_text().strip()
         line.n_killed += self.cgroup.n_killed - n_killed if self.cgroup else 0
         if status:
-            ended = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else said.rpartition("\n")[2]
+            ended = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else why(said)
             line.failed = ended.replace(f"{self.folder}/", "") or f"with status {status}"
             return None
         if "--auto" in flags and "\nauto  " in f"\n{said}":

@@ -187,6 +187,16 @@ def test_long_silences_are_broken(
     assert lines[5]["eta_s"] == 0.0
 
 
+def test_a_step_has_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a line is due at the step of a log entry, the entry is it."""
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    _run(tmp_path, logging_steps=2)
+    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert shown == [f"{step}/6" for step in range(1, 7)]
+
+
 def test_a_bar_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

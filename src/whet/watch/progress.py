@@ -59,11 +59,14 @@ class Lines(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, meter: Meter | None = None, **_: Any) -> None:
         self._meter, self._last_s, self._trains, self._losses = meter, time.perf_counter(), True, []
 
-    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
-        self._losses.append(meter.last_loss)
-        if time.perf_counter() - self._last_s >= INTERVAL_S:
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        """Write the line of the last step; only now is it known that no log entry has shown that step."""
+        if self._losses and time.perf_counter() - self._last_s >= INTERVAL_S:
             loss = round(sum(self._losses) / len(self._losses), 4)
             self._write(step_line(state, _facts(state, meter) | {"loss": loss}, console.width()))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        self._losses.append(meter.last_loss)
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
         if not _in_table(self._trains) and (lines := log_lines(state, logs, self._meter, console.width())):
