@@ -152,7 +152,7 @@ class DemoArguments:
 
     output_dir: str = "whet-demo"
     """Folder for the trained model and its results."""
-    num_train_epochs: float = 4.0
+    num_train_epochs: float = 2.0
     """How often every row is seen. 0.5 stops after half of the rows."""
     seed: int = 42
     """Random seed of new weights, dropout and row order."""

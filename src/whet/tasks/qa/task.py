@@ -139,7 +139,7 @@ def _run_demo(demo: DemoArguments) -> int:
     )
     args = demo_arguments(
         demo,
-        per_device_train_batch_size=12,
+        per_device_train_batch_size=6,
         learning_rate=2e-4,
         warmup_ratio=0.1,
         num_train_epochs=demo.num_train_epochs,
