@@ -48,6 +48,20 @@ def test_best_and_last_of_an_earlier_training_are_set_aside_and_resume(tmp_path:
     assert same(dict(again.model.state_dict()), best), "the best is its own, and not what has its name now"
 
 
+def test_training_that_has_ended_leaves_the_checkpoints_of_another(tmp_path: Path) -> None:
+    """Also where it keeps its best one alone: resumed, it only loads that."""
+    scored(tmp_path, save_total_limit=1).train()
+    assert _names(tmp_path) == {"checkpoint-4"}
+    scored(tmp_path / "other").train()
+    best = weights(tmp_path / "other" / "checkpoint-4")
+    classify(tmp_path / "other", seed=7).train()
+    before = _names(tmp_path / "other")
+    ended = scored(tmp_path / "other", save_total_limit=1)
+    ended.train(str(_aside(tmp_path / "other")["checkpoint-12"]))
+    assert _names(tmp_path / "other") == before
+    assert same(dict(ended.model.state_dict()), best)
+
+
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.night), 4])
 def test_stop_of_a_training_that_saves_nothing_leaves_the_checkpoints_of_another(step: int, tmp_path: Path) -> None:
     """Only the one whose name it needs is moved."""

@@ -392,6 +392,27 @@ def test_moved_folder_keeps_its_best_checkpoint(tmp_path: Path) -> None:
     assert moved.state.best_model_checkpoint == str(tmp_path / "b" / best)
 
 
+def test_best_checkpoint_is_its_own_where_another_training_has_the_old_place(tmp_path: Path) -> None:
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True, "max_steps": 8}
+    classify(tmp_path / "a", **changes).train()
+    (tmp_path / "a").rename(tmp_path / "b")
+    classify(tmp_path / "a", seed=7, **changes).train()
+    moved = classify(tmp_path / "b", **changes)
+    moved.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-8"))
+    best = Path(str(moved.state.best_model_checkpoint))
+    assert best.parent == tmp_path / "b"
+    assert same(dict(moved.model.state_dict()), weights(best))
+
+
+def test_checkpoint_is_named_by_a_path_too(tmp_path: Path) -> None:
+    classify(tmp_path / "a", max_steps=8, save_steps=4).train()
+    began = tmp_path / "began"
+    classify(tmp_path / "b", BeganAt(began), max_steps=8).train(resume_from_checkpoint=tmp_path / "a" / "checkpoint-4")
+    assert began.read_text() == "4 "
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        classify(tmp_path / "b").train(resume_from_checkpoint=tmp_path / "a" / "checkpoint-5")
+
+
 def test_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     trainer = classify(tmp_path, max_steps=4)
     trainer.train()

@@ -415,6 +415,7 @@ class Folders:
     ) -> None:  # fmt: skip
         """Make it on all ranks together: its lineage has an id that rank 0 draws."""
         self.output_dir, self.is_first = output_dir, is_first
+        self._places = [output_dir] if resumed_from is None else [output_dir, resumed_from.absolute().parent]
         own: find.Lineage | None = None
         with between_ranks.together("the checkpoints of this training were not found"):
             if is_first and resumed_from is not None:
@@ -445,6 +446,11 @@ class Folders:
                 staged.put(_lift)
                 staged.publish(facts)
         return target
+
+    def named(self, known: Path) -> Path | None:
+        """Return this training's checkpoint of that name; a folder that was moved may have left its place to others."""
+        found = (find.by_name(known.name, self.lineage, place) for place in (*self._places, known.parent))
+        return next((path for path in found if path is not None), None)
 
     def own(self) -> list[Path]:
         """Return the checkpoints of this training and of those that it resumed from, oldest step first."""

@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import json
+import os
 import shutil
 import textwrap
 import time
@@ -211,7 +212,7 @@ class Trainer(transformers.Trainer):
 
     def train(
         self,
-        resume_from_checkpoint: str | bool | None = None,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
@@ -230,6 +231,8 @@ class Trainer(transformers.Trainer):
         self._change_model()
         output_dir = Path(self._get_output_dir(trial))
         self._require_another_folder(output_dir)
+        if isinstance(resume_from_checkpoint, os.PathLike):
+            resume_from_checkpoint = os.fspath(resume_from_checkpoint)
         writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
         signals = stop.noting_signals() if setting(self.args, "save_on_signal") else nullcontext()
         alone = lock.locked_if_possible(output_dir) if writes else nullcontext()
@@ -410,11 +413,10 @@ class Trainer(transformers.Trainer):
         if not state.best_global_step or folders is None:
             return
         known = Path(state.best_model_checkpoint or folders.output_dir / find.folder_name(state.best_global_step))
-        if known.absolute().parent == folders.output_dir.absolute():
-            found = find.by_name(known.name, folders.lineage, folders.output_dir)
-            if found is None and known.is_dir():
-                logger.warning("%s is not the best checkpoint of this training, but another one's", known)
-            state.best_model_checkpoint = None if found is None else str(found)
+        found = folders.named(known)
+        if found is None and known.is_dir():
+            logger.warning("%s is not the best checkpoint of this training, but another one's", known)
+        state.best_model_checkpoint = None if found is None else str(found)
 
     def get_batch_samples(self, *given: Any, **named: Any) -> Any:
         """Return the batches of a step, as transformers' Trainer does; training may stop here, before each step.
@@ -528,7 +530,19 @@ class Trainer(transformers.Trainer):
         if self._resumed is not None:
             self._do_what_is_due(start_time)
         self._hears = False  # the model may become the best one; evaluations of callbacks belong to no step
-        return super()._finalize_training(trial, num_train_samples, start_time)
+        limit = self.args.save_total_limit
+        if limit != 1 or self.state.best_model_checkpoint is None:
+            return super()._finalize_training(trial, num_train_samples, start_time)
+        self.args.save_total_limit = None  # transformers would remove those of other trainings, too
+        try:
+            found = super()._finalize_training(trial, num_train_samples, start_time)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save and self._folders is not None:
+            for path in self._folders.own():
+                if not path.samefile(self.state.best_model_checkpoint):
+                    write.remove(path)
+        return found
 
     def _stop_if_asked(self) -> None:
         """Save the completed steps and stop if a signal came, or if memory runs out.
