@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
@@ -92,7 +92,7 @@ def _continuing(folder: Path, marker: str, args: TrainingArguments) -> Iterator[
     """
     is_finished = _require_own(folder, marker, args)
     checkpoint = None if is_finished else _interrupted(folder, args)
-    _mark(folder / marker, is_finished=False)
+    _mark(folder / marker, args, is_finished=False)
     if checkpoint is not None:
         step = (manifest.facts_of(checkpoint) or {}).get("step", 0)
         print(f"Continues the demo that was interrupted in {folder}, after step {step}.\n", flush=True)
@@ -111,11 +111,17 @@ def _continuing(folder: Path, marker: str, args: TrainingArguments) -> Iterator[
             fix=f"remove {folder}, or use another --output_dir",
         ) from error
     write.remove_all(folder)
-    _mark(folder / marker, is_finished=True)
+    _mark(folder / marker, args, is_finished=True)
 
 
-def _mark(path: Path, *, is_finished: bool) -> None:
-    output_files.write_json(path, {"finished": is_finished}, indent=2, on_error="stop")
+def _mark(path: Path, args: TrainingArguments, *, is_finished: bool) -> None:
+    facts = {"finished": is_finished, "settings": _settings(args)}
+    output_files.write_json(path, facts, indent=2, on_error="stop")
+
+
+def _settings(args: TrainingArguments) -> dict[str, Any]:
+    """Return what every run of this version's demo has; another version's may have trained by others."""
+    return {name: getattr(args, name) for name in _FIXED}
 
 
 def _require_own(folder: Path, marker: str, args: TrainingArguments) -> bool:
@@ -124,10 +130,12 @@ def _require_own(folder: Path, marker: str, args: TrainingArguments) -> bool:
     That are checkpoints which no interrupted demo has written, and a training of other settings.
     """
     names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
-    is_finished = _content(folder / marker).get("finished") is not False
+    marked = _content(folder / marker)
+    is_finished, settings = marked.get("finished") is not False, marked.get("settings")
+    wanted = settings if isinstance(settings, dict) else _settings(args)
     saved = [name for name in names if name.startswith(("checkpoint-", "abandoned-"))]
     trained = [folder / _ARGUMENTS, *(folder / name / _ARGUMENTS for name in saved)]
-    own = marker in names and not (is_finished and saved) and all(_has(path, args, _FIXED) for path in trained)
+    own = marker in names and not (is_finished and saved) and all(_has(path, wanted) for path in trained)
     if names and not (own and all((folder / name / _ARGUMENTS).exists() for name in saved)):
         raise ConfigError(
             what="output_dir is not empty",
@@ -142,7 +150,7 @@ def _interrupted(folder: Path, args: TrainingArguments) -> Path | None:
     """Return the checkpoint from which a demo with these settings continues; None if it has to begin again."""
     try:
         checkpoint = find.newest(folder)
-        if checkpoint is None or not _has(checkpoint / _ARGUMENTS, args, _OF_A_RUN):
+        if checkpoint is None or not _has(checkpoint / _ARGUMENTS, {name: getattr(args, name) for name in _OF_A_RUN}):
             return None
         from whet.store import compare  # which loads torch
 
@@ -152,12 +160,12 @@ def _interrupted(folder: Path, args: TrainingArguments) -> Path | None:
     return checkpoint
 
 
-def _has(path: Path, args: TrainingArguments, names: Sequence[str]) -> bool:
+def _has(path: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether the training of this file had these settings, or there was none."""
     if not path.exists():
         return True
     kept = _content(path)
-    return all(name in kept and kept[name] == getattr(args, name) for name in names)
+    return all(name in kept and kept[name] == value for name, value in settings.items())
 
 
 def _content(path: Path) -> dict[str, object]:
