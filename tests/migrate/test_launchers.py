@@ -209,6 +209,13 @@ def test_text_of_a_shell_says_what_stands_before_the_script() -> None:
     assert found.said("source env.sh") == ("kept", "run it before, as now")
 
 
+@pytest.mark.parametrize("file", ["vars.sh", "./train_vars.sh", "env_vars.sh"])
+def test_file_of_its_user_runs_before_and_may_change_every_value(file: str) -> None:
+    found = migrate(f"BATCH=16; source {file}; python {_RUN} --per_device_train_batch_size $BATCH")
+    assert (found.code, found.command) == (78, f'whet qa {_END} --per_device_train_batch_size "$BATCH"')
+    assert found.said(f"source {file}") == ("kept", "run it before, as now")
+
+
 @pytest.mark.parametrize(
     ("variables", "launched", "alone"),
     [

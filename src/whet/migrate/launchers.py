@@ -19,7 +19,7 @@ from whet.errors import MASK, ConfigError
 from whet.migrate import accelerate, variables
 from whet.migrate.draft import Draft, Ranks, Status, shown
 from whet.migrate.programs import NOT_TAKEN, program_of, why_not
-from whet.migrate.shell import ASKS, PREPARES, RUNS, TRACE, Live, Script, Simple, Word, read
+from whet.migrate.shell import ASKS, PREPARES, RUNS, TRACE, Live, Script, Simple, Word, is_of_intel, read, sourced
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -805,7 +805,7 @@ def say_before(draft: Draft, before: Sequence[Simple]) -> None:
         text = " ".join(word.text for word in found.words)
         if may_train(found):
             say_left(draft, [found])
-        elif found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
+        elif is_of_intel(sourced(found.words)):
             draft.say(text, "no effect", "it sets paths of oneCCL and Intel MPI, which whet does not use")
         elif draft.cluster_name and found.name in ("source", ".", "export"):
             draft.say(text, "refused", "pods run whet alone: name the variables that it sets in --env NAME=VALUE")
