@@ -339,6 +339,8 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
         draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
     place_ranks(draft)
+    if not ranks.over_ssh:
+        _stay_without_ssh(draft)
     if ranks.passes_all and ranks.several_hosts:
         why = "over ssh, ranks get the variables that are named: whet launch --env NAME, once for each"
         draft.say(ranks.passes_all, "refused", why)
@@ -349,6 +351,15 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if n_rows == len(draft.rows):
         draft.say(name, "translated", _OVER_SSH, "whet launch")
     return rest
+
+
+def _stay_without_ssh(draft: Draft) -> None:
+    """Leave out the options that `whet launch` has for other hosts, and say what they are on one machine."""
+    if draft.ranks.options.pop("ssh_command", None) is not None:
+        draft.correct("ssh_command", "no effect", why="the ranks of one machine need no ssh")
+    if draft.ranks.options.pop("working_dir", None) is not None:
+        why = "the ranks of one machine start in the folder of whet launch: change to this one with cd before it"
+        draft.correct("working_dir", "refused", why=why)
 
 
 def place_ranks(draft: Draft) -> None:
