@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ensurepip
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 from huggingface_hub import constants
 from tiny_qa import save_encoder
 
@@ -101,6 +103,38 @@ def test_another_python_is_named(unpacked: Path) -> None:
     wanted = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}"
     assert f"these wheels are for {wanted}, and {other} is 4.0 abacus" in done.stderr
     assert not (unpacked.parent / "venv").exists()
+
+
+_SHORT_OF_CUDA = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+
+
+def _write_wheel(folder: Path, name: str, files: Mapping[str, str]) -> None:
+    files = {**files, "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "RECORD": "",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file if file.endswith(".py") else f"{name}-1.0.dist-info/{file}", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "exit_code"), [("", 0), (_SHORT_OF_CUDA, 1)])
+def test_an_installation_ends_well_if_torch_can_be_imported(code: str, exit_code: int, tmp_path: Path) -> None:
+    root = tmp_path / "whet-1"
+    (root / "wheels").mkdir(parents=True)
+    folders = [Path(ensurepip.__file__).parent / "_bundled", Path("/usr/share/python-wheels")]
+    pips = [wheel for folder in folders for wheel in folder.glob("pip-*.whl")]
+    if not pips:
+        pytest.skip("this Python has no wheel of pip")
+    shutil.copy(pips[0], root / "wheels")
+    _write_wheel(root / "wheels", "torch", {"torch.py": code})
+    commands = "[console_scripts]\nwhet = small_whet:main\n"
+    _write_wheel(root / "wheels", "whet_train", {"small_whet.py": "main = int", "entry_points.txt": commands})
+    bundle.write_script(root)
+    bundle.write_sums(root)
+    done = _run_script(root, PYTHON=sys.executable, PYTHONPATH="")
+    assert done.returncode == exit_code, done.stderr
+    assert ("whet --help" in done.stdout) == (not code)
+    assert all((said in done.stderr) == bool(code) for said in ("libcudart.so.12", "error: torch cannot be imported"))
 
 
 def _printed(script: str, here: Path) -> str:
@@ -259,7 +293,7 @@ def test_a_name_that_the_hub_does_not_have_is_no_full_disk(
 BACKEND = """
 import zipfile
 
-ABOUT = {"METADATA": "Metadata-Version: 2.1\\nName: {NAME}\\nVersion: 1.0\\n", "RECORD": "",
+ABOUT = {"METADATA": "Metadata-Version: 2.1\\nName: {NAME}\\nVersion: 1.0\\n{NEEDS}", "RECORD": "",
          "WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
 
 def build_wheel(folder, *_):
@@ -271,13 +305,15 @@ def build_wheel(folder, *_):
 """
 
 
-def _project(folder: Path, name: str, code: str) -> Path:
+def _project(folder: Path, name: str, code: str, *needs: str) -> Path:
     """Write a package that builds without any other one."""
     folder.mkdir(exist_ok=True)
     build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     for file, text in {
         "pyproject.toml": build,
-        "backend.py": BACKEND.replace("{NAME}", name),
+        "backend.py": BACKEND.replace("{NAME}", name).replace(
+            "{NEEDS}", "".join(f"Requires-Dist: {one}\\n" for one in needs)
+        ),
         "code.txt": code,
     }.items():
         (folder / file).write_text(text, "utf-8")
@@ -297,11 +333,11 @@ def _repository(folder: Path, name: str) -> dict[str, Any]:
     return {"url": folder.as_uri(), "vcs_info": {"vcs": "git", "commit_id": commits[0]}}
 
 
-def _install(site: Path, name: str, direct: Mapping[str, Any]) -> None:
+def _install(site: Path, name: str, direct: Mapping[str, Any], version: str = "1.0") -> None:
     """Leave what an installer leaves of a package."""
-    about = site / f"{name}-1.0.dist-info"
+    about = site / f"{name}-{version}.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
     if direct:
         (about / "direct_url.json").write_text(json.dumps(direct), "utf-8")
 
@@ -348,6 +384,37 @@ def test_a_package_whose_folder_is_gone_is_a_release(
     capsys.readouterr()
     unpack("--json")
     assert json.loads(capsys.readouterr().out)["as_releases"] == ["safetensors"]
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.9.1.post103"])
+def test_torch_of_conda_is_replaced_by_a_build_with_the_same_devices(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = {"url": "file:///croot/libtorch_1700000000000/work", "dir_info": {}}
+    _install(tmp_path, "torch", direct, version)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for cuda, build in ((None, "+cpu" if sys.platform == "linux" else ""), ("12.8", "")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert bundle.requirements(["torch"])[0] == [f"torch==2.9.1{build}"]
+
+
+def test_wheels_that_need_more_than_the_bundle_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyPI's torch for Linux needs packages of NVIDIA, of which the metadata of conda's torch say nothing."""
+    (tmp_path / "wheels").mkdir()
+    projects = {
+        "needy": ["there[more]>=1", "gpu_parts; python_version >= '3'", "never; extra == 'all'"],
+        "there": ["further; extra == 'more'"], "gpu_parts": [], "further": [],
+    }  # fmt: skip
+    for name, needs in projects.items():
+        monkeypatch.chdir(_project(tmp_path / name, name, "code", *needs))
+        runpy.run_path("backend.py")["build_wheel"]("../wheels")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ConfigError) as refused:
+        bundle.collect_wheels(["needy==1.0", "there==1.0"], tmp_path / "short")
+    assert all(one in str(refused.value) for one in ("gpu-parts (for needy)", "further (for there)"))
+    assert "pip install --force-reinstall needy==1.0 there==1.0" in str(refused.value)
+    bundle.collect_wheels([f"{name}==1.0" for name in projects], tmp_path / "complete")
 
 
 def test_whet_whose_folder_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,7 +420,8 @@ spec:
 @pytest.mark.parametrize("shell", ["[bash, -c,", "[/bin/sh, -e, -lc,"])
 def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
     text = (
-        "cd /work && source env.sh; export HF_DATASETS_CACHE=/data/hf OWN=$NAME && HF_HUB_OFFLINE=1 numactl -N 0 "
+        "cd /work && source env.sh; source vars.sh; export HF_DATASETS_CACHE=/data/hf OWN=$NAME && "
+        "HF_HUB_OFFLINE=1 numactl -N 0 "
         "python run_ner.py "
         "--model_name_or_path m --dataset_name d --do_train --output_dir /output/o-$(date +%Y) --seed $SEED $MORE; "
         "echo done"
@@ -438,7 +439,7 @@ def test_manifest_with_the_text_of_a_shell(shell: str, tmp_path: Path) -> None:
     assert found.said("$(date +%Y)")[0] == "kept"
     assert "--env OWN=VALUE" in found.said("OWN=$NAME")[1]
     assert (found.command.split()[0], found.said("numactl -N 0")[0]) == ("whet", "done")
-    assert "--env NAME=VALUE" in found.said("source env.sh")[1]
+    assert all("--env NAME=VALUE" in found.said(f"source {file}.sh")[1] for file in ("env", "vars"))
 
 
 def test_manifest_of_a_job_with_more_than_whet_renders(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ _END = _RUN.removeprefix("run_qa.py ")
          "KMP_BLOCKTIME=1 whet launch --nproc_per_node 2 -- qa"),
         ("mpirun -n 4 -ppn 4 accelerate launch", "whet launch --nproc_per_node 4 -- qa"),
         ("mpirun -n 2 numactl -N 0 python", "whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 4 -genvlist LD_LIBRARY_PATH,FOO python", "whet launch --nproc_per_node 4 -- qa"),
+        ("mpirun -np 4 -x PATH -x LD_LIBRARY_PATH python", "whet launch --nproc_per_node 4 -- qa"),
+        ("mpirun -n 2 -bootstrap-exec ssh python", "whet launch --nproc_per_node 2 -- qa"),
+        ("mpirun -n 2 -H a:2 -x OWN -bootstrap-exec rsh python",
+         "whet launch --hosts a:2 --ssh_command rsh --env OWN -- qa"),
         # others
         ("ipexrun", "whet launch --nproc_per_node 1 -- qa"),
         ("ipexrun --nprocs-per-node 2 --hostfile h --ccl-worker-count 2 --memory-allocator jemalloc",
@@ -113,6 +118,7 @@ def test_start_of_a_line(line: str, start: str, tmp_path: Path, monkeypatch: pyt
         ("mpirun -f hosts -n 4 python", "4 ranks on the hosts of hosts", "--nproc_per_node N"),
         ("mpirun -n 8 -ppn 2 python", "8 ranks, 2 on each host", "name the hosts"),
         ("mpirun -n 16 -ppn 1 python", "16 ranks, 1 on each host", "name the hosts"),
+        ("mpirun -n 2 -wdir /x python", "-wdir /x", "cd before it"),
         ("deepspeed --num_nodes 2 --hostfile gone", "2 hosts", "the file is not here"),
         ("ipexrun --nnodes 2 --hostfile gone", "2 hosts", "the file is not here"),
         ("deepspeed --num_nodes 2", "2 hosts", "--hosts"),
@@ -207,6 +213,13 @@ def test_text_of_a_shell_says_what_stands_before_the_script() -> None:
     )
     assert (found.code, found.command) == (0, f"HF_HOME=/x whet launch --nproc_per_node 2 -- qa {_END} --seed 4")
     assert found.said("source env.sh") == ("kept", "run it before, as now")
+
+
+@pytest.mark.parametrize("file", ["vars.sh", "./train_vars.sh", "env_vars.sh"])
+def test_file_of_its_user_runs_before_and_may_change_every_value(file: str) -> None:
+    found = migrate(f"BATCH=16; source {file}; python {_RUN} --per_device_train_batch_size $BATCH")
+    assert (found.code, found.command) == (78, f'whet qa {_END} --per_device_train_batch_size "$BATCH"')
+    assert found.said(f"source {file}") == ("kept", "run it before, as now")
 
 
 @pytest.mark.parametrize(

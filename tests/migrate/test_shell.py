@@ -84,6 +84,14 @@ def test_words_are_those_of_bash(text: str, tmp_path: Path) -> None:
         "mapfile -t A < x",
         "printf -v A %s x",
         "source config.sh",
+        "source vars.sh",
+        ". ./env_vars.sh",
+        "source my_mpi/vars.sh",
+        "source vars_train.env",
+        "source variables",
+        "source bash_args.sh",
+        "source conda_args.sh && activate",
+        "source profile_big.sh --like setvars.sh",
         "export $(cat .env)",
         'eval "$(x)"',
         "declare -i A=2+3",
@@ -100,6 +108,27 @@ def test_what_only_the_shell_decides_leaves_no_value(block: str) -> None:
     assert any("A" in part.needs for part in word.parts if not isinstance(part, str))
     *_, last = read(f"A=1\n{block}\nUNRELATED=5\nprog $UNRELATED\n").commands
     assert [word.text for word in last.words] == ["prog", "5"], "later lines count again"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "setvars.sh",
+        "/opt/intel/oneapi/setvars.sh --force",
+        "/opt/intel/oneapi/mpi/latest/env/vars.sh",
+        '"$CCL_ROOT"/env/vars.sh',
+        '$(python -c "import x as y; print(y.cwd)")/env/setvars.sh',
+        "activate env",
+        "~/venv/bin/activate",
+        "~/.bashrc",
+        "/etc/profile",
+        "$(conda info --base)/etc/profile.d/conda.sh",
+        "/usr/share/modules/init/bash",
+    ],
+)
+def test_file_that_sets_paths_leaves_every_value(file: str) -> None:
+    *_, last = read(f"A=1\nsource {file}\nprog $A\n").commands
+    assert [word.text for word in last.words] == ["prog", "1"]
 
 
 @pytest.mark.parametrize(

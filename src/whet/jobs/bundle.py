@@ -19,7 +19,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from email import message_from_bytes
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,7 @@ def run_bundle(
             root = Path(scratch) / f"whet-{__version__}"
             names = [] if model is None else collect_model(model, base, root / "models", extras, is_of_library)
             printing.show_wrapped(f"wheels: {plural(len(wanted), 'package')} at the versions installed here")
-            collect_wheels(wanted, root / "wheels")
+            collect_wheels(wanted, root / "wheels", extras)
             left_out = collect_guide(root)
             write_script(root, *names)
             write_sums(root)
@@ -90,9 +93,6 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
 
     Raises ConfigError naming extras that are unknown, and packages that are not installed.
     """
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     known = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     if odd := [name for name in extras if name not in known]:
         raise ConfigError(
@@ -101,39 +101,67 @@ def needed(extras: Sequence[str]) -> dict[str, str]:
             why="extras are optional parts of whet that need packages",
             fix=f"choose from {', '.join(known)}",
         )  # fmt: skip
-    found: dict[str, str] = {}
+    found, missing = _walk({DISTRIBUTION: extras}, _needs_of_installed)
+    if missing:
+        fix = f"run: pip install {extra(','.join(extras))}" if extras else f"run: pip install {DISTRIBUTION}"
+        raise ConfigError(
+            what="packages are missing here",
+            got=_with_reasons(missing),
+            why="a bundle is what is installed here",
+            fix=fix,
+        )
+    return {name: metadata.version(name) for name in sorted(found - {DISTRIBUTION})}
+
+
+def _needs_of_installed(name: str) -> Sequence[str] | None:
+    try:
+        return metadata.requires(name) or ()
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _walk(
+    start: Mapping[str, Iterable[str]], needs: Callable[[str], Sequence[str] | None]
+) -> tuple[set[str], dict[str, str]]:
+    """Return the packages that those of `start` need, and those of them that are missing, with what needs them.
+
+    `start` are names with their extras. `needs` returns the requirements of a package, None if it is missing.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: set[str] = set()
     missing: dict[str, str] = {}
-    waiting = [(DISTRIBUTION, frozenset(extras))]
+    waiting = [(name, frozenset(extras)) for name, extras in start.items()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, of = waiting.pop()
         if (name, of) in seen:
             continue
         seen.add((name, of))
-        for text in metadata.requires(name) or []:
+        for text in needs(name) or ():
             requirement = Requirement(text)
             if requirement.marker and not any(requirement.marker.evaluate({"extra": one}) for one in of or {""}):
                 continue
             package = canonicalize_name(requirement.name)
-            try:
-                found[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
+            if needs(package) is None:
                 missing[package] = name
-                continue
-            waiting.append((package, frozenset(requirement.extras)))
-    found.pop(DISTRIBUTION, None)
-    if missing:
-        odd = ", ".join(f"{package} (for {name})" for package, name in missing.items())
-        fix = f"run: pip install {extra(','.join(extras))}" if extras else f"run: pip install {DISTRIBUTION}"
-        raise ConfigError(what="packages are missing here", got=odd, why="a bundle is what is installed here", fix=fix)
-    return dict(sorted(found.items()))
+            else:
+                found.add(package)
+                waiting.append((package, frozenset(requirement.extras)))
+    return found, missing
+
+
+def _with_reasons(missing: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} (for {name})" for package, name in missing.items())
 
 
 def requirements(packages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return what pip gets the installed code of each package by: its version, or where it was installed from.
 
     With them come those packages whose folder or file is not there any more, and that place: all packages of conda
-    name a folder of the machine that built them. pip gets them by their version, but for whet, which has no other code.
+    name a folder of the machine that built them. pip gets them by their version (torch without CUDA in its build for
+    CPUs), but for whet, which has no other code.
     Raises ConfigError for whet from such a place, and naming packages that are not installed.
     """
     found, gone, missing = [], {}, []
@@ -148,7 +176,7 @@ def requirements(packages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
         parts = urlsplit(url)
         place = url2pathname(parts.path)
         if parts.scheme == "file" and not os.path.exists(place):  # noqa: PTH110 - Path.exists raises for some names
-            gone[name], url = place, ""
+            gone[name], url, release = place, "", _release(name, package.version)
         found.append(_direct(url, said) if url else release)
     if missing:  # pip alone: the others were found
         raise ConfigError(
@@ -165,6 +193,18 @@ def requirements(packages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     return found, gone
 
 
+def _release(name: str, version: str) -> str:
+    """Return what pip gets a package by that another index built."""
+    if name != "torch" or "+" in version:
+        return f"{name}=={version}"
+    import torch
+
+    version = re.sub(r"\.post\d+$", "", version)  # conda-forge counts its builds in it
+    has_gpus = torch.version.cuda is not None or torch.version.hip is not None
+    # PyPI's wheel for Linux needs NVIDIA's packages, which are not here
+    return f"torch=={version}" if has_gpus or not system.is_linux() else f"torch=={version}+cpu"
+
+
 def _direct(url: str, said: Mapping[str, Any]) -> str:
     """Return the URL of what was installed, as pip takes it; `said` is the package's direct_url.json."""
     more = {}
@@ -177,10 +217,11 @@ def _direct(url: str, said: Mapping[str, Any]) -> str:
     return url + ("#" + "&".join(f"{name}={value}" for name, value in more.items()) if more else "")
 
 
-def collect_wheels(wanted: Sequence[str], folder: Path) -> None:
+def collect_wheels(wanted: Sequence[str], folder: Path, extras: Sequence[str] = ()) -> None:
     """Get the wheels of these requirements by pip and its settings.
 
     Packages in a build for CPUs, such as 2.13.0+cpu, come from torch's own index, unless pip's settings name places.
+    Raises ConfigError if a wheel, or one of whet's extras, needs a package that is not among them.
     """
     for_cpus = [one for one in wanted if "==" in one and one.endswith("+cpu")]
     if for_cpus and _PLACES.search(_pip("config", "list")):
@@ -189,6 +230,31 @@ def collect_wheels(wanted: Sequence[str], folder: Path) -> None:
     for index, names in (([], others), (["--extra-index-url", TORCH_FOR_CPUS], for_cpus)):
         if names:
             _pip("wheel", "-q", "--no-deps", "-w", str(folder), *index, *names)
+    _require_needs(folder, extras)
+
+
+def _require_needs(folder: Path, extras: Sequence[str]) -> None:
+    """Raise ConfigError if a wheel of the folder needs a package of which it has none."""
+    from packaging.utils import canonicalize_name
+
+    wheels: dict[str, Message] = {canonicalize_name(one["Name"]): one for one in map(_about, folder.glob("*.whl"))}
+    start = {name: extras if name == DISTRIBUTION else () for name in wheels}
+    _, missing = _walk(start, lambda name: wheels[name].get_all("Requires-Dist", ()) if name in wheels else None)
+    if missing:
+        others = " ".join(f"{name}=={wheels[name]['Version']}" for name in sorted({*missing.values()}))
+        raise ConfigError(
+            what="the bundle would lack packages that its wheels need",
+            got=_with_reasons(missing),
+            why="the wheels of an index can need more than the builds that are installed here, such as those of conda",
+            fix=f"install these wheels here, with what they need: pip install --force-reinstall {others}; "
+            f"torch for CPUs: --index-url {TORCH_FOR_CPUS}",
+        )
+
+
+def _about(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (one for one in opened.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one))
+        return message_from_bytes(opened.read(name))
 
 
 TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"

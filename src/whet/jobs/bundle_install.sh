@@ -14,6 +14,11 @@ fi
 "$python" -m venv --without-pip "$target"
 pip=$(echo "$here"/wheels/pip-*.whl)
 "$target/bin/python" "$pip/pip" install --quiet --no-index --no-deps "$here"/wheels/*.whl
+if ! "$target/bin/python" -P -c 'import torch'; then
+  echo "error: torch cannot be imported from $target; the lines above say why" >&2
+  echo "  fix: make the bundle again where torch is installed by pip, on a machine like this one" >&2
+  exit 1
+fi
 "$target/bin/whet" --version
 model=@MODEL@ base=@BASE@
 said="run: $target/bin/whet --help"

@@ -128,7 +128,7 @@ def _of_launch(draft: Draft, own: OwnCommands) -> list[Problem]:
     from whet.launch.run import require_startable
 
     words = [f"--{name}={'1' if value.live else value.text}" for name, value in draft.ranks.flags().items()]
-    words += [f"--env={name}=x" for name in draft.ranks.env]
+    words += [f"--env={name}=x" for name in draft.ranks.passed()]
     try:
         asked, hosts = load(own.command("launch"), [*words, "--", draft.task or "qa"]).settings
         require_startable(asked, hosts, own.names, own.ranked)

@@ -65,6 +65,15 @@ class Ranks:
         """Whether ranks run on other machines too."""
         return bool(self.hosts) or "hostfile" in self.options or "nnodes" in self.options
 
+    @property
+    def over_ssh(self) -> bool:
+        """Whether whet launch starts ranks over ssh, with `env` alone of what it does not know."""
+        return bool(self.hosts) or "hostfile" in self.options
+
+    def passed(self) -> list[str]:
+        """Return the variables of `whet launch --env`: other ranks have all of the launcher's."""
+        return self.env if self.over_ssh else []
+
     def flags(self) -> dict[str, Word]:
         """Return the options of `whet launch`."""
         found, per_host = dict(self.options), self.per_host
@@ -200,7 +209,7 @@ class Draft:
             start += [word.shell() for word in self.ranks.stays] + ["whet", task]
         elif self.ranks.through_whet:
             launch = [option_text(name, [value]) for name, value in self.ranks.flags().items()]
-            launch += [f"--env {name}" for name in self.ranks.env]
+            launch += [f"--env {name}" for name in self.ranks.passed()]
             start += ["whet launch", *launch, "--", task]
         else:
             start += ["python", "-m", "whet", task] if self.ranks.outer else ["whet", task]

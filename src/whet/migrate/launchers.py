@@ -19,7 +19,7 @@ from whet.errors import MASK, ConfigError
 from whet.migrate import accelerate, variables
 from whet.migrate.draft import Draft, Ranks, Status, shown
 from whet.migrate.programs import NOT_TAKEN, program_of, why_not
-from whet.migrate.shell import ASKS, PREPARES, RUNS, TRACE, Live, Script, Simple, Word, read
+from whet.migrate.shell import ASKS, PREPARES, RUNS, TRACE, Live, Script, Simple, Word, is_of_intel, read, sourced
 
 Act = Callable[[Draft, "Given"], None]
 
@@ -339,6 +339,8 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if ranks.total is None and ranks.per_host is None and not ranks.several_hosts:
         draft.say(name, "translated", "one rank for each NUMA node", "whet launch")
     place_ranks(draft)
+    if not ranks.over_ssh:
+        _stay_without_ssh(draft)
     if ranks.passes_all and ranks.several_hosts:
         why = "over ssh, ranks get the variables that are named: whet launch --env NAME, once for each"
         draft.say(ranks.passes_all, "refused", why)
@@ -349,6 +351,15 @@ def _mpi(draft: Draft, name: str, words: list[Word]) -> list[Word]:
     if n_rows == len(draft.rows):
         draft.say(name, "translated", _OVER_SSH, "whet launch")
     return rest
+
+
+def _stay_without_ssh(draft: Draft) -> None:
+    """Leave out the options that `whet launch` has for other hosts, and say what they are on one machine."""
+    if draft.ranks.options.pop("ssh_command", None) is not None:
+        draft.correct("ssh_command", "no effect", why="the ranks of one machine need no ssh")
+    if draft.ranks.options.pop("working_dir", None) is not None:
+        why = "the ranks of one machine start in the folder of whet launch: change to this one with cd before it"
+        draft.correct("working_dir", "refused", why=why)
 
 
 def place_ranks(draft: Draft) -> None:
@@ -805,7 +816,7 @@ def say_before(draft: Draft, before: Sequence[Simple]) -> None:
         text = " ".join(word.text for word in found.words)
         if may_train(found):
             say_left(draft, [found])
-        elif found.name in _SETUP and re.search(r"(?:setvars|vars)\.sh", text):
+        elif is_of_intel(sourced(found.words)):
             draft.say(text, "no effect", "it sets paths of oneCCL and Intel MPI, which whet does not use")
         elif draft.cluster_name and found.name in ("source", ".", "export"):
             draft.say(text, "refused", "pods run whet alone: name the variables that it sets in --env NAME=VALUE")

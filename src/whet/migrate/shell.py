@@ -59,10 +59,15 @@ _CLOSES = {"then", "elif", "else", "fi", "do", "done", "esac", "}", ")", ";;", "
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
 _READS = {"read", "mapfile", "readarray", "getopts", "printf", "wait"}
 """Commands that set the variables whose names are among their words."""
-_HARMLESS_FILE = re.compile(
-    r"(?:^|/)(?:activate\b|(?:set|mpi|ccl)?vars|\.?(?:bash|conda|module|profile))", re.IGNORECASE
+_OF_INTEL = re.compile(
+    r"(?s)(?:.*/)?(?:set|mpi|ccl|mkl|compiler|oneapi-)vars\.sh"
+    r"|(?:.*[^A-Za-z])?(?i:oneapi|intel|i?mpi|(?:one)?ccl)(?![A-Za-z]).*/env/vars\.sh"
 )
-"""Files that set paths, and none of the variables of a script."""
+_OF_SHELLS = re.compile(
+    r"(?s)(?:.*/)?(?:(?:de)?activate|\.(?:bash|zsh)rc|\.bash_(?:profile|login|aliases)|\.z?profile|etc/(?:profile|bashrc)"
+    r"|bash\.bashrc|profile\.d/[^/]+\.sh|(?:conda|mamba|micromamba|modules|lmod)\.sh|(?i:modules|lmod)/init/\w+)"
+)
+"""Complete names of files that set paths, and none of the variables of a script."""
 _PATTERN = set("*?[")
 _SPACE = " \t"
 _ENDS = set(";&|()\n")
@@ -447,7 +452,8 @@ class _Reader:
             self.exports_all = others[0].startswith("-")
         elif name == "exit" and self.sure and self.depth == 1:
             self.at = len(self.text)
-        if reads_unknown or (name in ("source", ".") and not _HARMLESS_FILE.search(" ".join(others))):
+        file = sourced(words)
+        if reads_unknown or (file and not is_of_intel(file) and not _OF_SHELLS.fullmatch(file)):
             self._lose([*self.known])
         runs = RUNS.search(" ".join([name, *others])) is not None and "-c" not in others
         return name in PREPARES or (name not in ASKS and runs)
@@ -824,6 +830,16 @@ class _Reader:
             if not char or at < 0:
                 raise _broken(self.text[opened:])
         return at + 1
+
+
+def sourced(words: Sequence[Word]) -> str:
+    """Return the file that `source` or `.` reads; empty for another command."""
+    return words[1].text if words[1:] and words[0].text in ("source", ".") else ""
+
+
+def is_of_intel(file: str) -> bool:
+    """Return whether a file sets the paths of oneCCL and Intel MPI: a `vars.sh` does if its folder says so."""
+    return _OF_INTEL.fullmatch(file) is not None
 
 
 def _broken(text: str) -> ConfigError:

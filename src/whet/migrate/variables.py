@@ -137,7 +137,7 @@ def translate(draft: Draft) -> None:
         special = _SPECIAL.get(name)
         if special is None or not special(draft, given, value):
             _by_table(draft, name, given, value)
-    if draft.ranks.through_whet and {"hosts", "hostfile"} & draft.ranks.flags().keys():
+    if draft.ranks.through_whet and draft.ranks.over_ssh:
         from whet.launch.over_ssh import PREFIXES
 
         draft.ranks.env += [name for name in draft.variables if not name.startswith(PREFIXES)]
