@@ -106,7 +106,7 @@ class Line:
     step_s: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     failed: str = ""
-    """How the run ended early: by the kernel's signal, by whet's error, or the last line that it wrote."""
+    """How the run ended early: by the kernel's signal, by whet's error or guard, or the last line that it wrote."""
     n_killed: int = 0
     """Processes of it that the kernel has ended for want of memory, trials included."""
     final_s: list[float] = field(default_factory=list)
@@ -148,9 +148,10 @@ def write_rows(path: Path, job: Job) -> None:
 
 
 def why(said: str) -> str:
-    """Return what an output says about its end: whet's error, or the last line."""
-    lines = said.splitlines() or [""]
-    return next((line.partition("error: ")[2] for line in lines if line.startswith("error: ")), lines[-1])
+    """Return what an output says about its end: whet's error, or the last line before the command that resumes."""
+    lines = said.partition("\nwhet: continue with")[0].splitlines() or [""]
+    errors = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+    return next(errors, lines[-1].removeprefix("whet: "))
 
 
 def limit_of(peaks: Sequence[int]) -> int:

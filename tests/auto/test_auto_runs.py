@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
+from transformers import BertTokenizer
 
 from forked_starts import STARTS
 from stop_at import stop_at
-from text_tasks import examples, load_lines, topic_rows, words, write_csv
+from text_tasks import examples, load_lines, topic_rows, vocabulary, words, write_csv
 from whet.cli.commands import command
 from whet.cli.main import run
 from whet.config.command_line import load as load_settings
@@ -138,6 +139,29 @@ def test_a_choice_is_not_that_of_other_data_in_the_same_folder(encoder: Path, tm
     assert kept(given) is not None
     Dataset.from_list([row | {"text": " ".join([row["text"]] * 9)} for row in rows]).to_parquet(file)
     assert kept(given) is None
+    keep(Candidate(rows=3, batches=2), given)
+    file.rename(file.with_name("validation.parquet"))
+    assert kept(given) is None, "names say which file is trained on"
+
+
+@pytest.mark.parametrize("option", ["model_name_or_path", "tokenizer_name"])
+def test_a_choice_is_not_that_of_another_tokenizer(option: str, encoder: Path, rows: Path, tmp_path: Path) -> None:
+    """Texts that a tokenizer cuts into single letters are longer, and its folder has the same config.json."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        shutil.copytree(encoder, folder)
+
+    def given(folder: Path) -> list[str]:
+        return asked("classify", encoder, tmp_path / "out", auto="true", **{option: folder})
+
+    keep(Candidate(rows=3, batches=2), given(one))
+    assert kept(given(other)) is not None, "the same files in another folder"
+    config = (other / "config.json").read_bytes()
+    letters = sorted({letter for row in topic_rows() for letter in row["text"]})
+    BertTokenizer(vocab=vocabulary(letters), model_max_length=64).save_pretrained(other)
+    assert (other / "config.json").read_bytes() == config
+    assert kept(given(other)) is None
+    assert kept(given(one)) is not None
 
 
 def test_a_choice_is_not_that_of_other_predictions(encoder: Path, rows: Path, tmp_path: Path) -> None:
@@ -162,6 +186,30 @@ def test_a_short_run_is_not_tried(
     assert "nothing is tried, as the run takes about" in out
     assert STARTS.n_forked == before + 1, "one process has made the forecast"
     assert begins(tmp_path / "out")[0]["auto"] is None
+    assert kept(given) is None, "a longer run with these settings is tried"
+
+
+@pytest.mark.slow
+def test_a_choice_of_a_run_that_read_fewer_rows_is_not_that_of_a_longer_one(
+    encoder: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forecast of memory is of the longest of these rows."""
+    monkeypatch.setattr(choose, "is_busy", lambda: False)  # other tests may run next to this one, or not any more
+    assert run(asked("classify", encoder, tmp_path / "trials", **_TRIES, dry_run="true", max_steps=1)) == 0
+    capsys.readouterr()
+
+    def said(name: str, n_steps: int) -> str:
+        usual = {"auto": "true", "auto_ranks": 1, "auto_budget_s": 55}
+        assert run(asked("classify", encoder, tmp_path / name, **usual, max_steps=n_steps)) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    before = STARTS.n_forked
+    assert "as tried" in said("as-short", 1)
+    assert STARTS.n_forked == before, "a choice that is kept starts no process"
+    longer = said("longer", 4)
+    assert "settings are tried again: the trials were of a run that reads fewer rows" in longer
+    assert "the settings stay as they are" in longer, "it ends within the budget for trials"
+    assert begins(tmp_path / "longer")[0]["auto"] is None
 
 
 @pytest.mark.slow

@@ -142,6 +142,29 @@ def test_seeds_on_changed_data_of_a_folder_do_not_resume(
     assert "seed-42 was trained with other settings or data: dataset_name" in capsys.readouterr().err
 
 
+def test_seeds_on_changed_data_behind_a_link_do_not_resume(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`datasets` reads it, as the card names it. A link that leads back in a circle keeps no run from starting."""
+    for folder in ("version-1", "data/validation"):
+        (tmp_path / folder).mkdir(parents=True)
+        write_csv(tmp_path / folder / "rows.csv", topic_rows())
+    splits = [{"split": name, "path": f"{name}/*.csv"} for name in ("train", "validation")]
+    card = json.dumps({"configs": [{"config_name": "default", "data_files": splits}]})
+    (tmp_path / "data" / "README.md").write_text(f"---\n{card}\n---\n", "utf-8")
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "version-1")
+    (tmp_path / "version-1" / "circle").symlink_to(tmp_path / "data")
+    options = {"dataset_name": tmp_path / "data", "max_steps": 2, "seeds": 2}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options)) == 0
+    assert load(tmp_path / "out" / "seed-42", "train_results.json")["train_samples"] == len(topic_rows())
+    again = words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options, resume_from_checkpoint="auto")
+    assert run(again) == 0
+    write_csv(tmp_path / "version-1" / "more.csv", topic_rows())
+    capsys.readouterr()
+    assert run(again) == EXIT_BAD_CONFIG
+    assert "seed-42 was trained with other settings or data: dataset_name" in capsys.readouterr().err
+
+
 def test_metrics_that_are_not_finite_have_no_spread(
     sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

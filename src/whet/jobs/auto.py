@@ -464,7 +464,8 @@ def _say(text: str, label: str = "auto") -> None:
 
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
-    if why := known.why_again(_free_bytes(known, args)):
+    fewer = "" if known.covers(args) else "the trials were of a run that reads fewer rows, and others may be longer"
+    if why := fewer or known.why_again(_free_bytes(known, args)):
         _say(f"settings are tried again: {why}")
         return None
     if not _can_begin(known):
@@ -477,7 +478,9 @@ def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
 
 def _as_known(known: Choice | None, args: TrainingArguments, why: str) -> Choice | None:
     """Return the choice of an earlier run in place of trials, and say why there are none; None if it does not fit."""
-    if known is None or known.was_busy or not known.fits(_free_bytes(known, args)) or not _can_begin(known):
+    if known is None or known.was_busy or not known.covers(args):
+        return None
+    if not known.fits(_free_bytes(known, args)) or not _can_begin(known):
         return None
     _say(f"{why}: {_in_words(known)}")
     return known
@@ -578,7 +581,8 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str], 
     return Choice(
         candidate=taken, precision=best.precision if args.precision == "auto" else None,
         step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
-        larger_bytes=min(too_large, default=None), unheld_bytes=plan["unheld"], was_busy=was_busy, took_s=took_s,
+        larger_bytes=min(too_large, default=None), unheld_bytes=plan["unheld"],
+        reach=None if plan["sees_all_rows"] else choose.reach_of(args), was_busy=was_busy, took_s=took_s,
         lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
     )  # fmt: skip
 

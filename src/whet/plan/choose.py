@@ -22,7 +22,8 @@ from typing import Any, Literal
 from whet import console
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import UPLOAD
-from whet.data.files.file_bytes import contents
+from whet.config.upload import MODEL_FILES
+from whet.data.files.file_bytes import contents, digest_with_names
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.kernels import native_file
@@ -51,7 +52,7 @@ _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 _NOT_FAR = 1.15
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
-_FORM = 3
+_FORM = 4
 """Raise this when a kept choice would be made in another way."""
 _MOST_KEPT = 64
 """Files of choices in the cache."""
@@ -429,19 +430,24 @@ _SHAPELESS = frozenset({
 })  # fmt: skip
 """Settings that change neither the speed of a step nor what a run holds."""
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
+_NOT_SHAPES = (".safetensors", ".safetensors.index.json", "README.md")
+_SHAPES = (*(name for name in MODEL_FILES if not name.endswith(_NOT_SHAPES)), "vocab*", "*.model")
+"""The files of a model's folder that say how large it is, and how many tokens a text has."""
 
 
 def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
     """Return what a choice depends on: the machine, versions, the model's shape, and the data.
 
     Files, and the folder of a data set, count by their content: the longest row of other data may not fit into memory.
+    The folder of a model counts by its configuration and its tokenizer, not by its path and its weights.
     """
     values = {one.name: getattr(part, one.name) for part in (job, args) for one in fields(part)}
     found = {name: value for name, value in values.items() if name not in _SHAPELESS}
     for name in _MODELS:
-        config = Path(found[name] or "") / "config.json"
-        if found[name] and config.is_file():
-            found[name] = hashlib.sha256(config.read_bytes()).hexdigest()
+        folder = Path(found[name] or "")
+        shapes = {path for one in _SHAPES for path in folder.glob(one) if path.is_file()} if found[name] else ()
+        if shapes:
+            found[name] = digest_with_names(folder, sorted(shapes))
     return {
         "form": _FORM, "task": task, "whet": __version__, "native": native_file.digest(),
         "several_seeds": values["seeds"] > 1,  # they run in one process
@@ -450,6 +456,14 @@ def key_of(task: str, job: Any, args: TrainingArguments) -> dict[str, Any]:
         **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "WHET_ISA", "WHET_KERNELS")},
         **found, **contents(found),
     }  # fmt: skip
+
+
+_REACH = ("max_steps", "num_train_epochs", "min_steps", "seed", "data_seed")
+
+
+def reach_of(args: TrainingArguments) -> dict[str, Any]:
+    """Return the settings that decide how many rows a run reads, and which come first."""
+    return {name: getattr(args, name) for name in _REACH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,6 +480,8 @@ class Choice:
     """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
     unheld_bytes: int = 0
     """Addresses that it takes and holds no memory at."""
+    reach: Mapping[str, Any] | None = None
+    """`reach_of` the run that it was made for, if that one left out rows; None: its forecast has seen all rows."""
     was_busy: bool = False
     """Whether other programs ran when it was made: fewer threads may have won by that."""
     made: float = field(default_factory=time.time)
@@ -489,6 +505,14 @@ class Choice:
             "step_s": self.step_s, "made": self.made, "took_s": self.took_s, "tried": list(self.results),
             "prices": list(self.prices),
         }  # fmt: skip
+
+    def covers(self, args: TrainingArguments) -> bool:
+        """Return whether the run that it was made for reads all rows that a run with these settings reads."""
+        now = reach_of(args)
+        if self.reach is None or self.reach == now:
+            return True
+        is_shorter = 0 < args.max_steps <= self.reach["max_steps"]
+        return is_shorter and {**self.reach, "max_steps": args.max_steps} == now
 
     def why_again(self, free: int | None) -> str:
         """Return why it does not hold any more, with so much free memory; "" if it does."""

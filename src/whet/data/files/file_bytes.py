@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -191,15 +192,43 @@ def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:
 def contents(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return checksums of the files that settings of a run name, and of those in the folder of a data set, by setting.
 
-    A data set of the hub has none: it is known by its name.
+    In a folder the names count too: `datasets` chooses by them which file belongs to which split. A data set of the hub
+    has no checksum: it is known by its name.
     """
     named = {name: text for name, text in settings.items() if name.endswith("_file") or name == "dataset_name"}
-    paths = {name: Path(text) for name, text in named.items() if text}
-    files = {
-        name: [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-        for name, path in paths.items()
-    }
-    return {name: f"content {digest_of(some)}" for name, some in files.items() if some}
+    found: dict[str, str] = {}
+    for name, path in ((name, Path(text)) for name, text in named.items() if text):
+        if path.is_file():
+            found[name] = f"content {digest_of([path])}"
+        elif files := _files_below(path):
+            found[name] = f"content {digest_with_names(path, files)}"
+    return found
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files below a folder, in order.
+
+    Those behind links to folders are among them, as `datasets` reads these if the card of the data names them. Each
+    folder counts once: links may lead in a circle.
+    """
+    found: list[Path] = []
+    seen: set[str] = set()
+    for place, inner, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        inner.sort()
+        found += (path for name in sorted(names) if (path := Path(place, name)).is_file())
+    return found
+
+
+def digest_with_names(folder: Path, paths: Iterable[Path]) -> str:
+    """Return a checksum of these files of a folder: of their names in it, and of their content."""
+    found = xxhash.xxh3_128()
+    for path in paths:
+        found.update(f"{digest_of([path])} ".encode() + os.fsencode(path.relative_to(folder)) + b"\0")
+    return found.hexdigest()
 
 
 def digest_of(paths: Iterable[Path]) -> str:
