@@ -139,6 +139,27 @@ def test_each_accelerator_prepares_a_model_in_its_own_format() -> None:
     assert not torch.equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("since", ["a Trainer", "whet.restore"])
+def test_model_is_prepared_again_as_the_same_accelerator_is_asked_to(since: str, tmp_path: Path) -> None:
+    model, batch, accelerator = tiny_bert().eval(), collate(range(4)), made("whet", mixed_precision="bf16")
+    wanted = accelerator.prepare(model)(**batch).logits
+    if since == "a Trainer":
+        args = whet.TrainingArguments(
+            str(tmp_path), max_steps=1, learning_rate=0.0, save_strategy="no", report_to="none", disable_tqdm=True,
+            use_cpu=True, precision="fp32",
+        )  # fmt: skip
+        data = [collate([n]) for n in range(8)]
+        rows = [{name: one[0] for name, one in row.items()} for row in data]
+        whet.Trainer(model, args, lambda given: collate(range(len(given))), rows).train()
+    else:
+        whet.restore(model)
+    model.eval()
+    assert not torch.equal(model(**batch).logits, wanted)
+    prepared = accelerator.prepare(model)
+    assert whet.changes(prepared) is not None
+    assert torch.equal(prepared(**batch).logits, wanted)
+
+
 def test_gathered_rows_are_each_there_once() -> None:
     assert Loop(made("whet")).labels_seen() == N_ROWS
 

@@ -14,7 +14,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from hf_runs import arguments, classifier, pad, rows, same
 from torch import Tensor
-from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering, BertModel, BertPreTrainedModel
 
 import whet
 from tiny import tiny_config
@@ -226,3 +226,53 @@ def test_model_that_its_user_has_optimized_stays_so_and_the_log_says_what_does_n
     found = whet.changes(model)
     assert found is not None
     assert found.padding == "all"
+
+
+class _Averaging(BertPreTrainedModel):
+    """A head of a user's own that averages all places of a row, padding too."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.score = torch.nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.score(self.bert(input_ids, attention_mask).last_hidden_state.mean(1))
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_model_that_an_accelerator_prepared_has_all_padding_for_an_unknown_head(tmp_path: Path) -> None:
+    model = _Averaging(tiny_config("bert"))
+    AcceleratorState._reset_state()
+    whet.Accelerator(cpu=True).prepare(model)
+    for folder in ("first", "second"):
+        trainer(tmp_path / folder, model).train()
+        found = whet.changes(model)
+        assert found is not None
+        assert found.padding == "all"
+
+
+class _Formats(transformers.TrainerCallback):
+    """Notes the format by which accelerate clips, in each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_pre_optimizer_step(self, *_: Any, **named: Any) -> None:
+        self.seen.append(AcceleratorState().mixed_precision)
+
+
+@pytest.mark.parametrize("formats", [("bf16", "fp32"), ("fp32", "bf16")])
+def test_accelerates_state_names_the_format_of_the_trainer_that_trains(
+    formats: tuple[str, str], tmp_path: Path
+) -> None:
+    """accelerate unscales the gradients of fp16 on a GPU by what its state names, which the last Trainer has set."""
+    names, seen = {"bf16": "bf16", "fp32": "no"}, {}
+    trainers = {one: trainer(tmp_path / one, precision=one) for one in formats}
+    for one in formats:
+        trainers[one].add_callback(noted := _Formats())
+        trainers[one].train()
+        seen[one] = set(noted.seen)
+    assert seen == {one: {names[one]} for one in formats}
+    assert AcceleratorState().mixed_precision == names[formats[1]]

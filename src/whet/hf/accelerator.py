@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
-from weakref import WeakSet
 
 import accelerate
 import torch
@@ -25,6 +25,7 @@ from whet.errors import ConfigError, Problem
 from whet.hf import between_ranks, replay, state
 from whet.log import logger
 from whet.methods import checkpoint_blocks, order
+from whet.models import record
 from whet.models.forwards import take_off_mixed_precision
 from whet.models.view import ModelView
 from whet.own_loop import locate
@@ -64,13 +65,14 @@ class Accelerator(accelerate.Accelerator):
         asked = inspect.signature(accelerate.Accelerator.__init__).bind(self, *arguments, **settings).arguments
         del asked["self"]
         self._checkpointing: Checkpointing | None = _policy(gradient_checkpointing)
-        self._changed: WeakSet[nn.Module] = WeakSet()
+        self._mark = object()  # a copy of a model has a copy of it, and is prepared again
         asked["mixed_precision"] = _with_older_names(asked.get("mixed_precision"), fp16=fp16, bf16=bf16)
         asked["dataloader_config"] = _loader_config(asked.get("dataloader_config"), asked.pop("split_batches", None))
         asked["cpu"] = bool(asked.get("cpu")) or (ranks.here().n_ranks > 1 and not _has_device())
         if asked["cpu"]:
             _join_here(asked.get("kwargs_handlers"))
         self._begin(asked)
+        self._made_for = self.mixed_precision
 
     def _begin(self, asked: Mapping[str, Any]) -> None:
         """Let accelerate begin; leave no trace in the process if the result has to be refused."""
@@ -126,23 +128,26 @@ class Accelerator(accelerate.Accelerator):
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, loaders and schedules ready for the loop, in the order given."""
         self._change(args)
-        return super().prepare(*args, device_placement=device_placement)
+        with format_in_state(self, self._made_for):
+            return super().prepare(*args, device_placement=device_placement)
 
     def prepare_model(self, model: nn.Module, *arguments: Any, **options: Any) -> Any:
         """Return one model ready for the loop; `evaluation_mode=True` leaves it without an exchange of gradients."""
         self._change([model])
-        return super().prepare_model(model, *arguments, **options)
+        with format_in_state(self, self._made_for):
+            return super().prepare_model(model, *arguments, **options)
 
     def _change(self, things: Sequence[Any]) -> None:
         """Let the models among these run without padding, and recompute activations if that was asked for.
 
-        One that another Accelerator or a Trainer has prepared is changed and prepared again, as this one is asked to.
+        One that another Accelerator or a Trainer has prepared since, or `whet.restore` has undone, is changed and
+        prepared again, as this one is asked to.
         """
         fresh = []
         for one in [one for one in things if isinstance(one, nn.Module)]:
             is_prepared = getattr(one, "_is_accelerate_prepared", False)
             inner = state.plain(one) if is_prepared else one
-            if inner in self._changed or (is_prepared and self._has_state_of_its_own()):
+            if record.read(inner, record.PREPARED_BY) is self._mark or (is_prepared and self._has_state_of_its_own()):
                 continue
             if inner is one:
                 forget_preparation(one)
@@ -152,7 +157,8 @@ class Accelerator(accelerate.Accelerator):
             _keep_activations(parts)
         elif parts:
             self._checkpoint_blocks(parts, MethodSettings(checkpointing=self._checkpointing))
-        self._changed.update(fresh)
+        for model in fresh:
+            record.keep(model, record.PREPARED_BY, self._mark)
 
     def _checkpoint_blocks(self, models: Sequence[nn.Module], settings: MethodSettings) -> None:
         """Let the models that have blocks recompute them; raises ConfigError if none prepared so far has any."""
@@ -241,8 +247,23 @@ class Accelerator(accelerate.Accelerator):
         return self.distributed_type.name in engines or sharded or self.device.type not in ("cpu", "cuda")
 
 
+@contextmanager
+def format_in_state(accelerator: Any, precision: str) -> Iterator[None]:
+    """Let accelerate's state name the format of this Accelerator: all of a process share one, and go by the last."""
+    shared, name = vars(accelerator.state), "_mixed_precision"
+    before = shared.get(name)
+    if before is not None:  # else the state has been reset
+        shared[name] = precision
+    try:
+        yield
+    finally:
+        if before is not None:
+            shared[name] = before
+
+
 def forget_preparation(model: nn.Module) -> None:
     """Let a model be prepared again: accelerate does so once, in the number format of the first Accelerator."""
+    record.take(model, record.PREPARED_BY)
     take_off_mixed_precision(model)
     for name in ("_original_forward", "_is_accelerate_prepared"):
         vars(model).pop(name, None)

@@ -47,7 +47,7 @@ from whet.engine.safe_points import no_first_step
 from whet.engine.update import CLIP_EPS, EVENTS_OF_GRADIENTS, ClipInOptimizer, ClipInOwnPass
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, ConfigError, OutputError, StorageError
 from whet.hf import between_ranks, gradient_norms, record, replay
-from whet.hf.accelerator import forget_preparation
+from whet.hf.accelerator import forget_preparation, format_in_state
 from whet.hf.arguments import TrainingArguments, is_own_optimizer, precision_of, setting
 from whet.hf.gradient_norms import GradientNorms
 from whet.hf.state import (
@@ -150,6 +150,8 @@ class Trainer(transformers.Trainer):
     """The staging folder of the checkpoint that is being written."""
     _precision: str | None = None
     """What the products of the present, or the last, training run in; None: not chosen yet."""
+    _made_for = "no"
+    """The format that accelerate's state had when this Trainer's Accelerator was made."""
     _running = ExitStack()
     """What ends with the present training."""
     _begun: _Begun | None = None
@@ -671,11 +673,17 @@ class Trainer(transformers.Trainer):
     def _prepare_for_training(self, *given: Any, **named: Any) -> Any:
         """Return the model and the loader as accelerate prepares them; the model computes in this training's format."""
         self._running.close()  # of a try with larger batches
+        self._running.enter_context(format_in_state(self.accelerator, self._made_for))
         if not self._by_engine and plain(self.model) is self.model:
             forget_preparation(self.model)
         found = super()._prepare_for_training(*given, **named)
         self._running.enter_context(self._computing_in(self._precision or "fp32"))
         return found
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the Accelerator, and keep the format that it was made for; transformers calls this."""
+        super().create_accelerator_and_postprocess()
+        self._made_for = vars(self.accelerator.state).get("_mixed_precision", "no")
 
     @contextmanager
     def _computing_in(self, precision: str) -> Iterator[None]:
@@ -1090,7 +1098,7 @@ def _change(model: nn.Module, args: Any) -> None:
     if padding == "auto" and unknown:
         every: dict[str, Any] = options | {"padding": "all"}
         optimize(model, **every)
-        note_options(model, options, by_user=False)
+        note_options(model, options, by="whet.Trainer")
         text = 'what reads the states of %s is not known: padding_in_loss="none" is faster if it reads no padding'
         logger.info(text, " and ".join(type(one).__name__ for one in unknown))
 

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 
 _NAME = "whet"
+PREPARED_BY = "prepared by"
+"""The entry with the mark of the `whet.Accelerator` that has prepared the model, until something else changes it."""
 
 
 def keep(module: nn.Module, method: str, state: Any) -> None:

@@ -16,7 +16,7 @@ from whet.errors import ConfigError
 from whet.log import logger
 from whet.methods import order
 from whet.methods.unpad import method as unpad
-from whet.models import known
+from whet.models import known, record
 from whet.models.experts.settings import settings_of
 from whet.models.packable import why_padded
 from whet.models.packed import packed_model, prepare
@@ -84,7 +84,8 @@ def optimize(
         _require_no_balance(encoder.model)
         _change(encoder, dtype, padding, last_block_tokens, cuda_graphs=cuda_graphs)
     options = {"padding": padding, "last_block_tokens": last_block_tokens, "cuda_graphs": cuda_graphs}
-    note_options(model, options, by_user=True)
+    note_options(model, options, by=None)
+    _forget_who_prepared(model)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))
     return model if optimizer is None else (model, optimizer)
@@ -93,25 +94,26 @@ def optimize(
 def change_for(by: str, model: nn.Module, options: Mapping[str, Any]) -> bool:
     """Call `optimize` for a Trainer or an Accelerator; return whether that was done.
 
-    What another one of them has changed with other options is changed again. What the user has changed stays, and the
+    What another one of them has changed is changed again, also with the same options: each has steps of its own that
+    follow, such as the padding of an unknown head. What the user has changed stays, and the
     log names the options that do not count then.
     """
     before = [unpad.options_of(one) for one in _unpadded_in(model)]
-    if changes(model) is not None and (not before or any(by_user for _, by_user in before)):
-        for given in [given for given, by_user in before if by_user]:
+    if changes(model) is not None and (not before or any(by_whom is None for _, by_whom in before)):
+        for given in [given for given, by_whom in before if by_whom is None]:
             _log_ignored(by, options, given)
         return False
-    if before and all(given == options for given, _ in before):
+    if before and all(one == (options, by) for one in before):
         return False
     optimize(model, **options)
-    note_options(model, options, by_user=False)
+    note_options(model, options, by=by)
     return True
 
 
-def note_options(model: Any, options: Mapping[str, Any], *, by_user: bool) -> None:
-    """Note with which options the model was changed, and whether by its user; a Trainer does not undo that."""
+def note_options(model: Any, options: Mapping[str, Any], *, by: str | None) -> None:
+    """Note with which options the model was changed, and by which class; a Trainer does not undo what its user did."""
     for one in _unpadded_in(model):
-        unpad.note_options(one, options, by_user=by_user)
+        unpad.note_options(one, options, by=by)
 
 
 def _log_ignored(by: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -142,7 +144,15 @@ def restore(model: Any) -> Any:
     for encoder in locate.encoders_in(model):
         order.restore(encoder.model)
         curated.restore(encoder.model)
+    _forget_who_prepared(model)
     return model
+
+
+def _forget_who_prepared(model: Any) -> None:
+    """Let the Accelerator that prepared this model, or one inside, prepare it again when it is asked to."""
+    for _, root in locate.modules_in(model):
+        for one in root.modules():
+            record.take(one, record.PREPARED_BY)
 
 
 def _change(

@@ -74,8 +74,8 @@ class _Encoder:
         """Whether padding tokens are computed in each call that has no labels which leave them out."""
         self.options: Mapping[str, Any] = {}
         """The options of `whet.optimize` that changed the encoder."""
-        self.by_user = True
-        """Whether it is its user who called `whet.optimize`, and not a Trainer or an Accelerator."""
+        self.by: str | None = None
+        """The class that called `whet.optimize`: a Trainer or an Accelerator; None: the user did."""
         self._warned: set[str] = set()
 
     def asked(self) -> PaddingInLoss:
@@ -173,16 +173,16 @@ def require_labels(model: nn.Module) -> None:
     record.read(_encoder(model), _ENCODER).needs_labels = True
 
 
-def note_options(model: nn.Module, options: Mapping[str, Any], *, by_user: bool) -> None:
+def note_options(model: nn.Module, options: Mapping[str, Any], *, by: str | None) -> None:
     """Note what changed the model; a model that is restored, or changed again, forgets it."""
     encoder: _Encoder = record.read(_encoder(model), _ENCODER)
-    encoder.options, encoder.by_user = dict(options), by_user
+    encoder.options, encoder.by = dict(options), by
 
 
-def options_of(model: nn.Module) -> tuple[Mapping[str, Any], bool]:
-    """Return the options that changed the model, and whether its user gave them."""
+def options_of(model: nn.Module) -> tuple[Mapping[str, Any], str | None]:
+    """Return the options that changed the model, and the class that gave them; None: its user did."""
     encoder: _Encoder = record.read(_encoder(model), _ENCODER)
-    return encoder.options, encoder.by_user
+    return encoder.options, encoder.by
 
 
 def is_on(model: nn.Module) -> bool:
