@@ -12,6 +12,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from whet.log import logger
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow each other down on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if find_spec("hypothesis"):  # a machine lent for its GPU may lack it
+    from hypothesis import settings
+
+    settings.register_profile("whet", deadline=None)  # a busy machine is no fault, nor is an import
+    settings.load_profile("whet")
 
 _TESTS = Path(__file__).resolve().parent
 for _folder in ("elsewhere", "families", "plan", "qa", "rules", "train"):  # what they make serves other folders as well
