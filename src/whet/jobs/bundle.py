@@ -247,7 +247,7 @@ def _require_needs(folder: Path, extras: Sequence[str]) -> None:
             got=_with_reasons(missing),
             why="the wheels of an index can need more than the builds that are installed here, such as those of conda",
             fix=f"install these wheels here, with what they need: pip install --force-reinstall {others}; "
-            f"torch for CPUs: --index-url {TORCH_FOR_CPUS}",
+            f"torch for CPUs: pip install torch --index-url {TORCH_FOR_CPUS}",
         )
 
 
