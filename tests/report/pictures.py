@@ -161,7 +161,8 @@ def _cut(path: Path) -> None:
 
 def of_kinds(data: Path, output: Path, only: Sequence[str], limits: Options) -> None:
     """Train the runs of each kind, and take the pictures of one and of three of them."""
-    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
+    # the browser's helpers may still write there when it has ended
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, Browser(Path(profile)) as browser:
         for kind in KINDS:
             if only and kind.__name__ not in only:
                 continue
@@ -180,7 +181,8 @@ _README_END = "() => document.querySelectorAll('.examples tbody tr')[1].getBound
 def of_readme(demo: Path, output: Path) -> None:
     """Take the picture of README: the beginning of the report of `make demo`."""
     page = report.write([demo])
-    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
+    # the browser's helpers may still write there when it has ended
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, Browser(Path(profile)) as browser:
         for scheme, colours in zip(("light", "dark"), palettes(), strict=True):
             browser.open(page, width=_README_WIDTH, scheme=scheme)
             path = output / f"report-{scheme}.png"
