@@ -526,6 +526,7 @@ def _workload(run: Run, heaviest: Sequence[Batch], readings: Sequence[_Reading])
     return Workload(
         n_steps=plan.n_steps,
         n_rows=len(run.train_dataset),
+        sees_all_rows=plan.n_steps >= plan.order.steps_per_epoch,
         steps=tuple(tuple(_in_numbers(one, count(one)) for one in _batches(run, n)) for n in steps),
         heaviest=tuple(_in_numbers(one, count(one)) for one in heaviest),
         n_tokens=None if (tokens := BatchLoader(run).tokens_ahead(0)) is None else tokens / run.place.n_ranks,

@@ -122,13 +122,11 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
         for form, found in known.items()
         for tried, _ in (choose.in_order(found, base),)
     }
-    work = first.workload
-    of_epoch = work.n_rows - work.n_rows % args.train_rows_per_step if args.dataloader_drop_last else work.n_rows
-    took = seconds.forecast(rates, first.anatomy, work)
-    prices = [] if measured is None else seconds.prices(rates, first.anatomy, work)
+    took = seconds.forecast(rates, first.anatomy, first.workload)
+    prices = [] if measured is None else seconds.prices(rates, first.anatomy, first.workload)
     _answer(
         line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why,
-        sees_all_rows=work.n_steps * args.train_rows_per_step >= of_epoch,
+        sees_all_rows=first.workload.sees_all_rows,
         train_s=None if measured is None else took.train_s, precision=took.precision,
         prices={price.flag: price.frac for price in prices},
         known={form: [asdict(one) for one in found] for form, found in known.items()},

@@ -162,6 +162,8 @@ class Workload:
     """Optimizer steps of the run."""
     n_rows: int
     """Rows of the training set."""
+    sees_all_rows: bool = True
+    """Whether the run reads every row that an epoch has; one of fewer steps may leave out the longest."""
     n_tokens: float | None = None
     """Real tokens of all steps; None: the data set does not know the lengths of its rows."""
     steps: tuple[tuple[MicroBatch, ...], ...]
