@@ -449,8 +449,7 @@ class Folders:
 
     def named(self, known: Path) -> Path | None:
         """Return this training's checkpoint of that name; a folder that was moved may have left its place to others."""
-        found = (find.by_name(known.name, self.lineage, place) for place in (*self._places, known.parent))
-        return next((path for path in found if path is not None), None)
+        return find.by_name(known.name, self.lineage, *self._places, known.parent)
 
     def own(self) -> list[Path]:
         """Return the checkpoints of this training and of those that it resumed from, oldest step first."""

@@ -170,11 +170,11 @@ def of_lineage(folders: Sequence[Path], lineage: Lineage) -> list[Path]:
     return [one.folder for one in read_checkpoints(folders) if lineage.includes(one.lineage.run, one.step)]
 
 
-def by_name(name: str, lineage: Lineage, place: Path) -> Path | None:
-    """Return the checkpoint of this name and lineage in this folder, or in its folders of abandoned ones."""
+def by_name(name: str, lineage: Lineage, *places: Path) -> Path | None:
+    """Return the checkpoint of this name and lineage in the first of these folders, or in its abandoned ones."""
     if not NAME.fullmatch(name):
         return None
-    folders = [folder / name for folder in (place, *aside_folders(place))]
+    folders = [folder / name for place in places for folder in (place, *aside_folders(place))]
     there = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
     return next(iter(of_lineage(there, lineage)), None)
 
