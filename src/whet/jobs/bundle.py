@@ -123,7 +123,7 @@ def _needs_of_installed(name: str) -> Sequence[str] | None:
 def _walk(
     start: Mapping[str, Iterable[str]], needs: Callable[[str], Sequence[str] | None]
 ) -> tuple[set[str], dict[str, str]]:
-    """Return the packages that those of `start` need, and those of them that are missing, with what needs them.
+    """Return the packages of `start` and those that they need, and those that are missing, with what needs them.
 
     `start` are names with their extras. `needs` returns the requirements of a package, None if it is missing.
     """
@@ -132,23 +132,22 @@ def _walk(
 
     found: set[str] = set()
     missing: dict[str, str] = {}
-    waiting = [(name, frozenset(extras)) for name, extras in start.items()]
+    waiting = [(name, frozenset(extras), "") for name, extras in start.items()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
-        name, of = waiting.pop()
+        name, of, needed_by = waiting.pop()
         if (name, of) in seen:
             continue
         seen.add((name, of))
-        for text in needs(name) or ():
+        if (texts := needs(name)) is None:
+            missing[name] = needed_by
+            continue
+        found.add(name)
+        for text in texts:
             requirement = Requirement(text)
             if requirement.marker and not any(requirement.marker.evaluate({"extra": one}) for one in of or {""}):
                 continue
-            package = canonicalize_name(requirement.name)
-            if needs(package) is None:
-                missing[package] = name
-            else:
-                found.add(package)
-                waiting.append((package, frozenset(requirement.extras)))
+            waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras), name))
     return found, missing
 
 
@@ -161,8 +160,8 @@ def requirements(packages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
     With them come those packages whose folder or file is not there any more, and that place: all packages of conda
     name a folder of the machine that built them. pip gets them by their version (torch without CUDA in its build for
-    CPUs), but for whet, which has no other code.
-    Raises ConfigError for whet from such a place, and naming packages that are not installed.
+    CPUs), but for whet, which has no other code. Raises ConfigError for whet from such a place, and naming packages
+    that are not installed.
     """
     found, gone, missing = [], {}, []
     for name in packages:
