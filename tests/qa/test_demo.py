@@ -112,11 +112,11 @@ def test_demo_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None
     for epochs in (0.05, 0.1):
         done = _demo(tmp_path / "out", epochs)
         assert done.returncode == 0, done.stderr
+    of_another_version = {"per_device_train_batch_size": 12}
     marked, trained = tmp_path / "out" / MARKER, tmp_path / "out" / "training_args.json"
-    for path, facts in ((marked, json.loads(marked.read_text())["settings"]), (trained, None)):  # another version's
-        found = json.loads(path.read_text("utf-8"))
-        (facts or found)["per_device_train_batch_size"] = 12
-        path.write_text(json.dumps(found if facts is None else {"finished": True, "settings": facts}), "utf-8")
+    marker, args = (json.loads(path.read_text("utf-8")) for path in (marked, trained))
+    marked.write_text(json.dumps(marker | {"settings": marker["settings"] | of_another_version}), "utf-8")
+    trained.write_text(json.dumps(args | of_another_version), "utf-8")
     assert _demo(tmp_path / "out", 0.05).returncode == 0
     for name in ("model.safetensors", "training_args.json"):
         (tmp_path / "out" / name).unlink()

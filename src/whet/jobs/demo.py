@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
@@ -115,13 +115,12 @@ def _continuing(folder: Path, marker: str, args: TrainingArguments) -> Iterator[
 
 
 def _mark(path: Path, args: TrainingArguments, *, is_finished: bool) -> None:
-    facts = {"finished": is_finished, "settings": _settings(args)}
+    facts = {"finished": is_finished, "settings": _settings(args, _FIXED)}
     output_files.write_json(path, facts, indent=2, on_error="stop")
 
 
-def _settings(args: TrainingArguments) -> dict[str, Any]:
-    """Return what every run of this version's demo has; another version's may have trained by others."""
-    return {name: getattr(args, name) for name in _FIXED}
+def _settings(args: TrainingArguments, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names}
 
 
 def _require_own(folder: Path, marker: str, args: TrainingArguments) -> bool:
@@ -132,7 +131,7 @@ def _require_own(folder: Path, marker: str, args: TrainingArguments) -> bool:
     names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
     marked = _content(folder / marker)
     is_finished, settings = marked.get("finished") is not False, marked.get("settings")
-    wanted = settings if isinstance(settings, dict) else _settings(args)
+    wanted = settings if isinstance(settings, dict) else _settings(args, _FIXED)  # another version has others
     saved = [name for name in names if name.startswith(("checkpoint-", "abandoned-"))]
     trained = [folder / _ARGUMENTS, *(folder / name / _ARGUMENTS for name in saved)]
     own = marker in names and not (is_finished and saved) and all(_has(path, wanted) for path in trained)
@@ -150,7 +149,7 @@ def _interrupted(folder: Path, args: TrainingArguments) -> Path | None:
     """Return the checkpoint from which a demo with these settings continues; None if it has to begin again."""
     try:
         checkpoint = find.newest(folder)
-        if checkpoint is None or not _has(checkpoint / _ARGUMENTS, {name: getattr(args, name) for name in _OF_A_RUN}):
+        if checkpoint is None or not _has(checkpoint / _ARGUMENTS, _settings(args, _OF_A_RUN)):
             return None
         from whet.store import compare  # which loads torch
 

@@ -95,8 +95,8 @@ def change_for(by: str, model: nn.Module, options: Mapping[str, Any]) -> bool:
     """Call `optimize` for a Trainer or an Accelerator; return whether that was done.
 
     What another one of them has changed is changed again, also with the same options: each has steps of its own that
-    follow, such as the padding of an unknown head. What the user has changed stays, and the
-    log names the options that do not count then.
+    follow, such as the padding of an unknown head. What the user has changed stays, and the log names the options that
+    do not count then.
     """
     before = [unpad.options_of(one) for one in _unpadded_in(model)]
     if changes(model) is not None and (not before or any(by_whom is None for _, by_whom in before)):
