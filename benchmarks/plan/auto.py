@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -204,7 +205,8 @@ class Bench:
         line.n_killed += self.cgroup.n_killed - n_killed if self.cgroup else 0
         if status:
             ended = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else why(said)
-            line.failed = ended.replace(f"{self.folder}/", "") or f"with status {status}"
+            ended = re.sub(r"the cgroup /\S+", "the cgroup", ended.replace(f"{self.folder}/", ""))
+            line.failed = ended or f"with status {status}"
             return None
         if "--auto" in flags and "\nauto  " in f"\n{said}":
             print(f"\n{said}"[f"\n{said}".index("\nauto  ") :].partition("\nmodel")[0], flush=True)

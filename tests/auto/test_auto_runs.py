@@ -529,6 +529,11 @@ def test_a_choice_holds_as_long_as_the_memory_does() -> None:
     assert choice.why_again(4500) == "", "what is free differs by as much from one minute to the next"
     assert choice.why_again(5000), "the larger one may fit now"
     assert choice.why_again(None) == ""
+    near = replace(choice, larger_bytes=1100, free_bytes=1112, seen_bytes=1000)  # the libraries of a run hold 112
+    assert near.why_again(1000) == "", "as much as then"
+    assert near.why_again(980) == "", "what is free differs by as much"
+    assert near.why_again(960), "it takes 94 % now"
+    assert near.why_again(1200), "the larger one fits now"
     assert Choice.from_json(json.loads(json.dumps(asdict(choice)))) == choice
 
 

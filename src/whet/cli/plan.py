@@ -274,7 +274,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
 
     from whet import log
     from whet.engine.forecast import Forecast
-    from whet.jobs.dry_run import forecast, rates_for, room, there
+    from whet.jobs.dry_run import forecast, free_for, rates_for, there
     from whet.jobs.fit import that_fit
     from whet.plan import seconds, show
 
@@ -282,7 +282,7 @@ def _planned(asked: PlanArguments, task: Any, job: Any, args: TrainingArguments)
     with tempfile.TemporaryDirectory(prefix="whet-plan-") as folder, redirect_stdout(sys.stderr):
         if Path(job.train_file or "").name == _MADE_UP:
             job = replace(job, train_file=str(_made_up(task, job, args, Path(folder))))
-        free = _free(asked, room(args).free_bytes, args.memory_limit_gb)
+        free = _free(asked, free_for(args), args.memory_limit_gb)
         if asked.hardware is not None:  # it is planned for the processor of that machine, whatever this one has
             args = replace(args, use_cpu=True)
 

@@ -465,7 +465,7 @@ def _say(text: str, label: str = "auto") -> None:
 def _kept(known: Choice, args: TrainingArguments) -> Choice | None:
     """Return the choice of an earlier run if it still holds, and say so."""
     fewer = "" if known.covers(args) else "the trials were of a run that reads fewer rows, and others may be longer"
-    if why := fewer or known.why_again(_free_bytes(known, args)):
+    if why := fewer or known.why_again(_seen_bytes(args)):
         _say(f"settings are tried again: {why}")
         return None
     if not _can_begin(known):
@@ -480,14 +480,15 @@ def _as_known(known: Choice | None, args: TrainingArguments, why: str) -> Choice
     """Return the choice of an earlier run in place of trials, and say why there are none; None if it does not fit."""
     if known is None or known.was_busy or not known.covers(args):
         return None
-    if not known.fits(_free_bytes(known, args)) or not _can_begin(known):
+    if not known.fits(_seen_bytes(args)) or not _can_begin(known):
         return None
     _say(f"{why}: {_in_words(known)}")
     return known
 
 
-def _free_bytes(known: Choice, args: TrainingArguments) -> int | None:
-    return memory.free_bytes(unheld_bytes=known.unheld_bytes, limit_gb=args.memory_limit_gb)
+def _seen_bytes(args: TrainingArguments) -> int | None:
+    """Return what this process, which begins the run, sees of the memory that there is for it."""
+    return memory.free_bytes(held_bytes=memory.resident_bytes() or 0, limit_gb=args.memory_limit_gb)
 
 
 def _can_begin(known: Choice) -> bool:
@@ -538,7 +539,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str], 
 
     Where the run is too short for trials, what an earlier one has `known` stays, if it fits.
     """
-    was_busy = choose.is_busy()
+    was_busy, seen = choose.is_busy(), _seen_bytes(args)
     with Workshop(words) as workshop:
         try:
             far_s = time.monotonic() + 24 * 3600
@@ -581,7 +582,7 @@ def _tried(task: Task, job: Any, args: TrainingArguments, words: Sequence[str], 
     return Choice(
         candidate=taken, precision=best.precision if args.precision == "auto" else None,
         step_s=contest.step_s * best.level, peak_bytes=max(best.peak_bytes, contest.expected(taken)) * taken.ranks,
-        larger_bytes=min(too_large, default=None), unheld_bytes=plan["unheld"],
+        larger_bytes=min(too_large, default=None), free_bytes=plan["free"], seen_bytes=seen,
         reach=None if plan["sees_all_rows"] else choose.reach_of(args), was_busy=was_busy, took_s=took_s,
         lines=(*lines, "; ".join(said)), prices=prices, results=tuple(one.as_json() for one in results),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,11 @@ def examples_of(task: Task, job: Any, args: TrainingArguments) -> dict[str, Any]
     return {name: task.examples(job, name) for name, split in SPLITS.items() if getattr(args, split.asked_by)}
 
 
-@dataclass(frozen=True)
-class Room:
-    """The memory that there is for a run."""
+def free_for(args: TrainingArguments) -> int | None:
+    """Return what a run may hold in all that begins in place of this process; None: the system does not say.
 
-    free_bytes: int | None
-    """What its process may hold in all; None: the system does not say."""
-    unheld_bytes: int
-    """Addresses that the process takes and holds no memory at, which count for a limit on them."""
-
-
-def room(args: TrainingArguments) -> Room:
-    """Return the room for a run that begins in place of this process, which then has no limit on its addresses.
-
-    Or as high a limit as it may set itself: a rehearsal takes addresses, and no memory behind them. Ranks that are
-    planned on this machine have equal parts of what is available.
+    This process then has no limit on its addresses, or as high a one as it may set itself: a rehearsal takes addresses,
+    and no memory behind them. Ranks that are planned on this machine have equal parts of what is available.
     """
     torch.ones(1 << 16).add_(1)  # starts the threads, whose stacks are mapped
     unheld = memory.unheld_bytes() + _ARENA_BYTES * (torch.get_num_threads() + _OTHER_THREADS)
@@ -62,7 +52,7 @@ def room(args: TrainingArguments) -> Room:
         held_bytes=held, unheld_bytes=unheld, limit_gb=args.memory_limit_gb, n_processes=args.world_size
     )
     memory.lift_address_limit()
-    return Room(free, unheld)
+    return free
 
 
 def forecast(

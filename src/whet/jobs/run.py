@@ -135,11 +135,11 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
 
 
 def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
-    from whet.jobs.dry_run import forecast, rates_for, room
+    from whet.jobs.dry_run import forecast, free_for, rates_for
     from whet.plan import seconds
     from whet.plan import show as shown
 
-    found = forecast(task, job, args, room(args).free_bytes)
+    found = forecast(task, job, args, free_for(args))
     rates = rates_for(lambda text: printing.show([text]))
     printing.show(shown.table(found.anatomy, found.workload, found.memory))
     json_output.add(task=task.name, memory=found.memory.as_json())

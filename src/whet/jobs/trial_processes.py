@@ -78,7 +78,7 @@ def _answer(line: Any, **facts: Any) -> None:
 
 def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: TrainingArguments) -> None:
     """Answer with the forecasts of the ways to split a step, and of those that recompute if memory demands it."""
-    from whet.jobs.dry_run import examples_of, forecast, rates_for, room
+    from whet.jobs.dry_run import examples_of, forecast, free_for, rates_for
     from whet.plan import rates as known_rates
     from whet.plan import seconds
     from whet.store import weights
@@ -86,8 +86,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     if (device := weights.device_of(args.use_cpu).type) != "cpu":
         _answer(line, device=device)
         return
-    here = room(args)
-    free = here.free_bytes
+    free = free_for(args)
     measured = rates_for(lambda text: _answer(line, say=text))
     rates = known_rates.nominal() if measured is None else measured  # the trials measure, and these order them
     examples, base = examples_of(task, job, args), Candidate.of(args)
@@ -125,7 +124,7 @@ def _forecast(line: Any, _: Mapping[str, Any], task: Task, job: Any, args: Train
     took = seconds.forecast(rates, first.anatomy, first.workload)
     prices = [] if measured is None else seconds.prices(rates, first.anatomy, first.workload)
     _answer(
-        line, device="cpu", free=free, unheld=here.unheld_bytes, split_is_fixed=why,
+        line, device="cpu", free=free, split_is_fixed=why,
         sees_all_rows=first.workload.sees_all_rows,
         train_s=None if measured is None else took.train_s, precision=took.precision,
         prices={price.flag: price.frac for price in prices},

@@ -36,8 +36,9 @@ Allocator = Literal["default", "tcmalloc", "jemalloc"]
 FITS_FRAC = 0.9
 """A candidate fits if it takes less than this share of what is free: forecasts are up to 5 % too low, and a run stops
 when 5 % are left."""
-_SURELY_FITS_FRAC = 0.85
-"""What did not fit then is a reason to try again below this share: what is free varies by some percent by itself."""
+_STILL_FITS_FRAC, _SURELY_FITS_FRAC = 0.93, 0.85
+"""A choice that has fitted holds up to this share, and what did not fit then is a reason to try again below that one:
+what is free varies by some percent by itself."""
 MOST_ROUNDS = 6
 FEWEST_ROUNDS = 3
 _HOPELESS, _SLOWER, _FASTER, _BARELY = (1.3, 1.08), 1.03, 0.97, 0.015
@@ -52,7 +53,7 @@ _MOST_SPLITS, _MOST_WORSE = 3, 1.4
 _NOT_FAR = 1.15
 _CORES_OF_RANKS = 16
 """Cores of a NUMA node from which two ranks are tried on it."""
-_FORM = 4
+_FORM = 5
 """Raise this when a kept choice would be made in another way."""
 _MOST_KEPT = 64
 """Files of choices in the cache."""
@@ -478,8 +479,10 @@ class Choice:
     """The most that a rank will hold; None: unknown."""
     larger_bytes: int | None = None
     """What the smallest of those holds that did not fit: with so much memory, the choice may be another."""
-    unheld_bytes: int = 0
-    """Addresses that it takes and holds no memory at."""
+    free_bytes: int | None = None
+    """What the trials might hold in all; None: unknown."""
+    seen_bytes: int | None = None
+    """What this command saw of it before the trials, without the libraries that the run loads."""
     reach: Mapping[str, Any] | None = None
     """`reach_of` the run that it was made for, if that one left out rows; None: its forecast has seen all rows."""
     was_busy: bool = False
@@ -514,18 +517,28 @@ class Choice:
         is_shorter = 0 < args.max_steps <= self.reach["max_steps"]
         return is_shorter and {**self.reach, "max_steps": args.max_steps} == now
 
-    def why_again(self, free: int | None) -> str:
-        """Return why it does not hold any more, with so much free memory; "" if it does."""
+    def why_again(self, seen: int | None) -> str:
+        """Return why it does not hold any more, if a command sees so much memory now; "" if it does."""
         if self.was_busy and not is_busy():
             return "other programs ran next to the trials"
-        most = self.larger_bytes
-        if free is None or (self.fits(free) and (most is None or most > _SURELY_FITS_FRAC * free)):
+        most, free = self.larger_bytes, self._free(seen)
+        if free is None or (self.fits(seen) and (most is None or most > _SURELY_FITS_FRAC * free)):
             return ""
         return f"{console.amount(free)} are free now, which is another amount than then"
 
-    def fits(self, free: int | None) -> bool:
-        """Return whether it holds no more than may be taken of so much free memory, in bytes; None: unknown."""
-        return free is None or self.peak_bytes is None or self.peak_bytes <= FITS_FRAC * free
+    def fits(self, seen: int | None) -> bool:
+        """Return whether it holds no more than may be taken if a command sees so much memory, in bytes, before it runs.
+
+        None: unknown.
+        """
+        free = self._free(seen)
+        return free is None or self.peak_bytes is None or self.peak_bytes <= _STILL_FITS_FRAC * free
+
+    def _free(self, seen: int | None) -> int | None:
+        """Return what a run may hold if a command sees so much before it: as much more or less as it sees now."""
+        if seen is None or not self.free_bytes or not self.seen_bytes:
+            return seen
+        return int(self.free_bytes * (seen / self.seen_bytes))
 
 
 def kept(key: Mapping[str, Any]) -> Choice | None:
