@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hf_runs import KillAt, SignalAt, arguments, classifier, forked, output, pad, rows, same, weights
 from test_trainer_resume import BeganAt, classify
 
@@ -140,6 +142,118 @@ def test_restart_under_torchrun_goes_back_to_nothing_but_its_own(tmp_path: Path)
     job("first", [])
     job("second", [KillAt("on_step_end", 6)], [KillAt("on_step_end", 10)], [])
     assert (tmp_path / "began").read_text() == "4 4 4 8 "
+
+
+@pytest.mark.parametrize("changes", [{}, {"early": True}, {"data": True}], ids=["settings", "ended early", "data"])
+def test_restarted_script_that_leaves_out_what_is_done_continues_the_rest(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """It trains its second fold first: that one is known by what it trains, and not by its number."""
+    out, early = tmp_path / "out", "early" in changes
+
+    class Early(transformers.TrainerCallback):
+        def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = control.should_training_stop or state.global_step == 8
+            control.should_save = True
+
+    def fold(number: int, *callbacks: Any) -> None:
+        own = [BeganAt(tmp_path / "began"), *callbacks, *([Early()] if early and number == 1 else [])]
+        seed = 1 if "data" in changes else number
+        given = rows(20)[::-1] if number == 2 else rows(20)
+        whet.Trainer(classifier(), arguments(out, seed=seed), pad, given, callbacks=own).train()
+
+    def script(first: int, *callbacks: Any) -> None:
+        os.environ.update(WHET_RESUME="auto", WHET_LAUNCH_ID="a" * 32)
+        for number in range(first, 3):
+            fold(number, *(callbacks if number == 2 else ()))
+
+    for kill in (2, 6, 10):  # before the first save of the second fold, and after it
+        killed = forked(lambda _, kill=kill: script(1 if kill == 2 else 2, KillAt("on_step_end", kill)), tmp_path / "a")
+        assert killed == [-signal.SIGKILL], output(tmp_path / "a")
+    assert forked(lambda _: script(2), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "0 0 0 4 8 "
+
+
+def test_restart_continues_each_of_two_trainings_that_began_at_one_checkpoint(tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    assert forked(lambda _: classify(base, max_steps=4).train(), tmp_path / "base-log") == [0]
+
+    def script(*callbacks: Any) -> None:
+        os.environ.update(WHET_RESUME="auto", WHET_LAUNCH_ID="a" * 32)
+        for seed in (1, 2):
+            own = [BeganAt(tmp_path / "began"), *(callbacks if seed == 2 else ())]
+            classify(out, *own, seed=seed).train(str(base / "checkpoint-4"))
+
+    assert forked(lambda _: script(KillAt("on_step_end", 10)), tmp_path / "a") == [-signal.SIGKILL]
+    assert forked(lambda _: script(), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "4 4 12 8 "
+
+
+def test_restart_before_the_first_save_leaves_what_another_job_has_saved(tmp_path: Path) -> None:
+    """A launcher starts its own training again, and a new pod goes on where any job's was."""
+    out = tmp_path / "out"
+
+    def attempt(job: str, number: int, *callbacks: Any, **variables: str) -> None:
+        os.environ.update(WHET_LAUNCH_ID=job * 32, TORCHELASTIC_RESTART_COUNT=str(number), **variables)
+        os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
+        classify(out, BeganAt(tmp_path / "began"), *callbacks).train()
+
+    kills = [KillAt("on_step_end", 2), KillAt("on_step_end", 6), KillAt("on_step_end", 10)]
+    began = [("a", 0, kills[2]), ("b", 0, kills[0]), ("b", 1, kills[1]), ("b", 2, kills[2])]
+    for number, (job, count, kill) in enumerate(began):
+        folder = tmp_path / f"{number}"
+        assert forked(lambda _, one=(job, count, kill): attempt(*one), folder) == [-signal.SIGKILL], output(folder)
+    assert (tmp_path / "began").read_text() == "0 0 0 4 "
+    pod = {"WHET_RESUME": "auto"}
+    for number, kill in enumerate((kills[2], None)):
+        more = [] if kill is None else [kill]
+        code = forked(lambda _, n=number, more=more: attempt("c", n, *more, **pod), tmp_path / f"pod-{number}")
+        assert code == [0 if kill is None else -signal.SIGKILL], output(tmp_path / f"pod-{number}")
+    assert (tmp_path / "began").read_text() == "0 0 0 4 8 8 "
+
+
+def test_job_of_several_machines_is_known_by_each_of_them(tmp_path: Path) -> None:
+    """Its launcher has a process on each, machines leave and join, and torchrun may begin with any of them."""
+    out = tmp_path / "out"
+
+    def attempt(number: int, machines: set[str], *callbacks: Any) -> None:
+        os.environ.update(TORCHELASTIC_RESTART_COUNT=str(number), TORCHELASTIC_MAX_RESTARTS="3")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("whet.store.find.own_launches", lambda: frozenset(machines))
+            classify(out, BeganAt(tmp_path / "began"), *callbacks).train()
+
+    started = [({"a", "b"}, 6), ({"b", "c"}, 10), ({"c"}, None)]
+    for number, (machines, kill) in enumerate(started):
+        more = [] if kill is None else [KillAt("on_step_end", kill)]
+        folder = tmp_path / f"{number}"
+        code = forked(lambda _, n=number, one=machines, more=more: attempt(n, one, *more), folder)
+        assert code == [0 if kill is None else -signal.SIGKILL], output(folder)
+    assert (tmp_path / "began").read_text() == "0 4 8 "
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_train_end"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("best", [False, True], ids=["last", "best"])
+def test_signal_at_the_end_of_a_training_stops_the_script(event: str, number: int, best: bool, tmp_path: Path) -> None:
+    """No training follows that nobody would stop; the same command goes on where it was."""
+    made = scored if best else functools.partial(classify, save_strategy="no")
+
+    def script(*callbacks: Any) -> None:
+        os.environ["WHET_RESUME"] = "auto"
+        trainer = made(tmp_path / "out", BeganAt(tmp_path / "began"), *callbacks)
+        trainer.train()
+        trainer.save_model(str(tmp_path / "model"))
+
+    code = forked(lambda _: script(SignalAt(event, 12, number)), tmp_path / "a")
+    assert code == [75 if number == signal.SIGTERM else 130], output(tmp_path / "a")
+    said = " ".join(output(tmp_path / "a").split())
+    assert f"stopped by {signal.Signals(number).name}" in said
+    assert f"after step 12: saved in {tmp_path / 'out' / 'checkpoint-12'}" in said
+    assert not (tmp_path / "model").exists()
+    assert forked(lambda _: script(), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "0 12 "
+    wanted = tmp_path / "out" / ("checkpoint-4" if best else "checkpoint-12")
+    assert same(weights(tmp_path / "model"), weights(wanted))
 
 
 def test_ranks_that_stop_right_after_a_save_all_name_its_checkpoint(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_pod_resumes_unasked_from_what_it_can_resume_from(
         elif there == "damaged":
             (out / "checkpoint-2" / "optimizer.safetensors").write_bytes(b"")
     monkeypatch.setenv("WHET_RESUME", "auto")
-    monkeypatch.setattr("whet.store.find._n_begun", {})  # as in a new process
+    monkeypatch.setattr("whet.store.find._n_begun", Counter())  # as in a new process
     again = _trainer(out, Began(tmp_path / "began"), max_steps=6)
     if there == "damaged":
         with pytest.raises(whet.WhetError, match="none of the 1 checkpoints"):

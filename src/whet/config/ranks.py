@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -168,12 +169,17 @@ def restarted(environment: Mapping[str, str] = os.environ) -> bool:
     return (_number(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0) > 0
 
 
+def may_be_another_pod(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this command may take the place of another pod's, perhaps of an earlier job: WHET_RESUME=auto."""
+    return environment.get(RESUME) == "auto"
+
+
 def resumes_unasked(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether this command may be one that was started again, which resumes unasked.
 
     A pod cannot know whether it takes the place of another one: there WHET_RESUME=auto says so.
     """
-    return restarted(environment) or environment.get(RESUME) == "auto"
+    return restarted(environment) or may_be_another_pod(environment)
 
 
 def may_start_again(environment: Mapping[str, str] = os.environ) -> bool:
@@ -184,15 +190,19 @@ def may_start_again(environment: Mapping[str, str] = os.environ) -> bool:
 def launch_id(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the id of the job or launcher that starts this command, and starts it again; None if it has none.
 
-    torchrun gives none: there it follows from its process, which outlives the ranks that it starts. On several machines
-    it follows from --rdzv_id alone, as rank 0 may move to another one.
+    torchrun gives none, as --rdzv_id is often left out or copied: there it follows from its process, which outlives the
+    ranks that it starts. On several machines each has one of its own, and a job has those of all of them.
     """
     run = environment.get(_ELASTIC_RUN)
     if environment.get(LAUNCH) or run is None:
         return environment.get(LAUNCH) or None
-    is_alone = (_number(environment, ("GROUP_WORLD_SIZE",)) or 1) == 1
-    agent = system.starter(rank_variables(environment) | {_ELASTIC_RUN: run}) if is_alone else ()
-    return hashlib.sha256(repr((run, agent)).encode()).hexdigest()[:32]
+    agent = system.starter(rank_variables(environment) | {_ELASTIC_RUN: run})
+    return hashlib.sha256(repr((run, socket.gethostname(), agent)).encode()).hexdigest()[:32]
+
+
+def n_machines(environment: Mapping[str, str] = os.environ) -> int:
+    """Return on how many machines torchrun has started ranks."""
+    return _number(environment, ("GROUP_WORLD_SIZE",)) or 1
 
 
 def require_output_for_restarts(*, overwrites: bool, n_restarts: int | None = None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from whet.log import logger
 from whet.models.loading.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
-from whet.store import best, compare, find, restore, weights
+from whet.store import best, compare, find, restore, schema, weights
 from whet.store.snapshot import counters_as_saved
 from whet.watch import files as output_files
 from whet.watch import printing, progress, results, run_log
@@ -139,13 +140,15 @@ class Engine:
         follow_own_switch(self.model, self.args)
         with deterministic(self.args.full_determinism), guarded(self.args):
             output_dir = Path(self.args.output_dir)
-            asked = find.begins_from(resume_from_checkpoint or self.args.resume_from_checkpoint, output_dir)
-            folder = restore.agreed_folder(asked, output_dir, self.sync)
+            asked = resume_from_checkpoint or self.args.resume_from_checkpoint
+            launches = self.sync.gather(sorted(find.own_launches()), schema.list_of(schema.text))
+            training = find.Training.begins(output_dir, chain.from_iterable(launches))
+            folder = restore.agreed_folder(asked, output_dir, training, self.sync)
             if folder is not None:
                 self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)
             self._loop = self.new_loop()
             try:
-                trained = self._loop.train(folder, named=find.is_named(asked))
+                trained = self._loop.train(folder, training, named=find.is_named(asked))
                 self._weights_step = best.step_of_weights(self.args, self.state)
                 return trained
             finally:

@@ -40,6 +40,7 @@ from whet.models.experts.settings import settings_of
 from whet.optim import schedule
 from whet.precision import formats
 from whet.store import best, compare, restore, schema, snapshot, weights, write
+from whet.store.find import Training
 from whet.store.optimizer import OptimizerPart, SchedulePart
 from whet.store.save import Saver
 from whet.store.snapshot import RunState
@@ -142,13 +143,13 @@ class TrainingLoop:
         """Whether the checkpoints that an earlier run left in the folder go."""
         return self.run.args.overwrite_output_dir and self.saver.resumed_from is None
 
-    def train(self, folder: Path | None, *, named: bool = False) -> TrainOutput:
+    def train(self, folder: Path | None, training: Training, *, named: bool = False) -> TrainOutput:
         """Take the remaining steps; return the last step, the mean loss and the metrics.
 
         `named` says whether the user named the checkpoint to resume from.
         """
         try:
-            self.start(folder, named=named)
+            self.start(folder, training, named=named)
             self._send("on_train_begin")
             self.outside.show_start(self.run, self.counters, self.optimizer)
         except BaseException:
@@ -185,8 +186,8 @@ class TrainingLoop:
 
     # ---- before the first step ----
 
-    def start(self, folder: Path | None, *, named: bool = False) -> None:
-        """Begin at the first step, or resume from this checkpoint."""
+    def start(self, folder: Path | None, training: Training | None = None, *, named: bool = False) -> None:
+        """Begin at the first step, or resume from this checkpoint; `training` None: it saves nothing."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
         reset(counters, self.run.plan)
         if parts := recipes.described(args):
@@ -196,7 +197,7 @@ class TrainingLoop:
             self.outside.before_steps()
         if folder is None:
             self._draw_new_layers()
-        self._build_parts()
+        self._build_parts(training or Training())
         if folder is not None:
             self.saver.resume(folder, named=named)
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
@@ -236,7 +237,7 @@ class TrainingLoop:
         if folder is None:
             self.precision.log_compile_speed(self.run, rows)
 
-    def _build_parts(self) -> None:
+    def _build_parts(self, training: Training) -> None:
         """Build the parts that depend on the precision: saving and stopping."""
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
@@ -245,7 +246,8 @@ class TrainingLoop:
             is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip
         self.sync.begin(self.run.model)
-        self.saver = Saver(self.run_state, lambda folder: self._send("on_save", folder=folder), self.sync)
+        saved = lambda folder: self._send("on_save", folder=folder)  # noqa: E731 - it is handed on
+        self.saver = Saver(self.run_state, saved, self.sync, training=training)
         self.safe_points = SafePoints(self.run_state, self.saver, self.events, self.sync, self.memory)
 
     def _build_step(self) -> None:

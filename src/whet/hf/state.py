@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -411,7 +412,8 @@ class Folders:
     """The checkpoints of one training in an output folder; rank 0 writes, and all ranks learn what became of it."""
 
     def __init__(
-        self, output_dir: Path, resumed_from: Path | None, *, named: bool = False, is_first: bool
+        self, output_dir: Path, resumed_from: Path | None, training: find.Training, *, named: bool = False,
+        is_first: bool,
     ) -> None:  # fmt: skip
         """Make it on all ranks together: its lineage has an id that rank 0 draws."""
         self.output_dir, self.is_first = output_dir, is_first
@@ -419,9 +421,9 @@ class Folders:
         own: find.Lineage | None = None
         with between_ranks.together("the checkpoints of this training were not found"):
             if is_first and resumed_from is not None:
-                own = find.lineage_after_resume(resumed_from, output_dir, named=named)
+                own = find.lineage_after_resume(resumed_from, output_dir, training, named=named)
             elif is_first:
-                own = find.new_lineage(output_dir)
+                own = find.new_lineage(training)
         facts = between_ranks.of_first(None if own is None else own.facts(), schema.json_object)
         self.lineage = find.lineage_in(facts)
 
@@ -476,13 +478,21 @@ def _lift(folder: Path) -> None:
         inside.rmdir()
 
 
-def folder_to_resume(asked: find.Asked, output_dir: Path, *, is_first: bool, cleans_up: bool) -> Path | None:
+def training_begins(output_dir: Path, identity: str | None) -> find.Training:
+    """Return the training that begins now on all ranks, whose machines may each have a launcher of their own."""
+    launches = between_ranks.gather(sorted(find.own_launches()), schema.list_of(schema.text))
+    return find.Training.begins(output_dir, chain.from_iterable(launches), identity)
+
+
+def folder_to_resume(
+    asked: find.Asked, output_dir: Path, training: find.Training | None, *, is_first: bool, cleans_up: bool
+) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank; None: the training begins at its first step.
 
-    `cleans_up`: this training has the lock of `output_dir`, so that what is half written there is no other run's.
-    True and "auto" take the newest intact one of `output_dir`; True raises ValueError if there is none, as in
-    transformers. Raises StorageError for a folder that is damaged, that holds the model alone or
-    that whet has not written.
+    `training`: as in `find.to_resume`. `cleans_up`: this training has the lock of `output_dir`, so that what is half
+    written there is no other run's. True and "auto" take the newest intact one of `output_dir`; True raises ValueError
+    if there is none, as in transformers. Raises StorageError for a folder that is damaged, that holds the model alone
+    or that whet has not written.
     """
     found: str | None = None
 
@@ -492,7 +502,7 @@ def folder_to_resume(asked: find.Asked, output_dir: Path, *, is_first: bool, cle
             write.clean_up(output_dir)
         if isinstance(asked, str) and asked != "auto" and not Path(asked).is_dir():
             raise ValueError(f"Can't find a valid checkpoint at {asked}")  # transformers' own words
-        folder = find.to_resume(asked, output_dir)
+        folder = find.to_resume(asked, output_dir, training)
         if folder is None and asked is True:
             raise ValueError(f"No valid checkpoint found in output directory ({output_dir})")
         found = None if folder is None else str(folder)

@@ -16,7 +16,7 @@ import os
 import shutil
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -40,6 +40,7 @@ from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
+from whet.config.ranks import may_start_again
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
@@ -61,6 +62,7 @@ from whet.hf.state import (
     random_state,
     read_state,
     set_random_state,
+    training_begins,
 )
 from whet.kernels import allocator
 from whet.kernels.adamw import gradient_norm
@@ -81,7 +83,7 @@ from whet.own_loop.optimize import change_for, note_options, optimize
 from whet.precision import compare
 from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
-from whet.store.compare import IN_GROUPS, changed_settings, curve
+from whet.store.compare import IN_GROUPS, changed_settings, curve, digest_of_rows
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import State, write_state
 from whet.watch import files as output_files
@@ -101,6 +103,8 @@ _FLAGS = ("should_evaluate", "should_save", "should_training_stop", "should_epoc
 _ASKED_BY = {"should_evaluate": "eval_strategy", "should_save": "save_strategy"}
 """The settings that let transformers set these flags."""
 _ROWS = "rows_per_step"
+_DIVIDED = {_ROWS, "per_device_train_batch_size", "precision"}
+"""Settings that ranks, and the memory of their machines, decide."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats that are narrower than float32."""
 _LOADED = {*IN_GROUPS, "optim_args"}
@@ -145,6 +149,8 @@ class Trainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
     accelerator: Any
+    _training: find.Training | None = None
+    """Which of the trainings in its output folder the present, or the last, one is."""
     _folders: Folders | None = None
     _saving_to: Path | None = None
     """The staging folder of the checkpoint that is being written."""
@@ -222,8 +228,8 @@ class Trainer(transformers.Trainer):
 
         True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
         is none. Where a launcher or a pod may have started this process again, None takes the newest one that this
-        training has saved; of several in one folder, each has a number. A restart takes the newest one, too, once this
-        training has saved later ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
+        training has saved; each is known by its settings, model and rows. A restart takes the newest one, too, once
+        this training has saved later ones than the checkpoint that is named. A trial of `hyperparameter_search` begins.
 
         The log names each setting that is another one than the checkpoint's. Raises ConfigError for another number of
         ranks with which other rows would be trained, StorageError for a checkpoint that is damaged or was not written
@@ -241,9 +247,11 @@ class Trainer(transformers.Trainer):
         with alone, replay.one_at_a_time(), signals:
             is_first = self.is_world_process_zero()
             is_trial = trial is not None  # with settings of its own
-            asked = resume_from_checkpoint if is_trial else find.begins_from(resume_from_checkpoint, output_dir)
-            folder = folder_to_resume(asked, output_dir, is_first=is_first, cleans_up=writes)
-            self._folders = Folders(output_dir, folder, named=find.is_named(asked), is_first=is_first)
+            training = None if is_trial else training_begins(output_dir, self._identity())
+            asked, self._training = resume_from_checkpoint, training or find.Training()
+            folder = folder_to_resume(asked, output_dir, training, is_first=is_first, cleans_up=writes)
+            named = find.is_named(asked)
+            self._folders = Folders(output_dir, folder, self._training, named=named, is_first=is_first)
             allocator.return_freed_memory()  # that of an earlier training would count as used
             self._memory = guard.memory_guard(setting(self.args, "memory_limit_gb"))
             self._begun, self._flops, self._of_trial, self._ignored_keys = None, None, trial, ignore_keys_for_eval
@@ -260,6 +268,7 @@ class Trainer(transformers.Trainer):
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
                     self._norms.read()
+                    self._stop_at_end()
                 except (stop.Stopped, stop.Interrupted) as stopped:
                     self._log_stop(stopped)
                     raise
@@ -409,6 +418,23 @@ class Trainer(transformers.Trainer):
         found = curve(given, self.args.world_size) | {"data_seed": given["data_seed"], _ROWS: rows}
         return json.loads(json.dumps(found))
 
+    def _identity(self) -> str | None:
+        """Return what tells this training from others in its folder if it may be started again; else None.
+
+        Its settings, but for those that differ on another number of ranks; the model's class and the shapes of its
+        parameters; and the rows.
+        """
+        if not may_start_again():
+            return None
+        model, rows = self.model, self.train_dataset
+        curve = {name: value for name, value in self._curve().items() if name not in _DIVIDED}
+        shapes = {name: [*one.shape, one.requires_grad] for name, one in model.named_parameters()}
+        n_rows = len(rows) if isinstance(rows, Sized) else None
+        return manifest.digest_of({
+            "settings": curve, "model": type(unwrapped(model)).__name__, "parameters": shapes,
+            "rows": [n_rows, digest_of_rows(rows) if n_rows else None],
+        })  # fmt: skip
+
     def _find_best_next_to_it(self) -> None:
         """Find this training's own best checkpoint if its folder was moved, or another training has set it aside."""
         state, folders = self.state, self._folders
@@ -531,6 +557,7 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self._resumed is not None:
             self._do_what_is_due(start_time)
+        self._stop_after_steps()
         self._hears = False  # the model may become the best one; evaluations of callbacks belong to no step
         limit = self.args.save_total_limit
         if limit != 1 or self.state.best_model_checkpoint is None:
@@ -575,6 +602,27 @@ class Trainer(transformers.Trainer):
             self._stopped_in = self._after_step or self._what_follows()  # a callback's evaluation comes before that
             folder = self._saved_now()
             raise _stopped(f"stopped by {name} during the evaluation", name, self.state.global_step, folder)
+
+    def _stop_after_steps(self) -> None:
+        """Save the completed steps and stop if a signal came during the last one: the script is not to go on."""
+        name, _ = self._agreed(stop.requested(), None)
+        if name is not None:
+            raise _stopped(f"stopped by {name}", name, self.state.global_step, self._saved_now())
+
+    def _stop_at_end(self) -> None:
+        """Stop if a signal came after the last step, when the model may have become the best one."""
+        name, _ = self._agreed(stop.requested(), None)
+        if name is None:
+            return
+        assert self._folders is not None
+        step = self.state.global_step
+        is_best = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
+        folder = self._folders.complete(step) if is_best else self._saved_now()
+        if folder is not None or not is_best:
+            raise _stopped(f"stopped by {name}", name, step, folder)
+        folder, again = self._last_saved()
+        what = f"stopped by {name} after the last step: {folder} is the newest checkpoint, a restart repeats the rest"
+        raise stop.Interrupted(what, again) if name == "SIGINT" else stop.Stopped(what, again)
 
     def _agreed(self, name: str | None, shortage: str | None) -> tuple[str | None, str | None]:
         """Return the signal, and the shortage of memory, that any of the ranks has seen."""
@@ -856,7 +904,8 @@ class Trainer(transformers.Trainer):
         """Let transformers write the checkpoint into a hidden folder, and publish it once it is complete."""
         output_dir, step = Path(self._get_output_dir(trial)), self.state.global_step
         if self._folders is None or self._folders.output_dir != output_dir:
-            self._folders = Folders(output_dir, None, is_first=self.is_world_process_zero())
+            training = self._training or find.Training()
+            self._folders = Folders(output_dir, None, training, is_first=self.is_world_process_zero())
         self._require_finite()
         facts: dict[str, Any] = {
             "n_ranks": self.args.world_size,
@@ -864,6 +913,7 @@ class Trainer(transformers.Trainer):
             _PRECISION: self._precision,
             _EPOCH: [*self._place],
             _SETTINGS: self._curve(),
+            manifest.FINISHED: self.control.should_training_stop and self._stopped_in is None,
         }
         if self._stopped_in is not None:
             facts[_DUE] = self._stopped_in.due

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import missing_package
-from whet.config.ranks import resumes_unasked
+from whet.config.ranks import may_be_another_pod, restarted
 from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
@@ -19,6 +19,7 @@ from whet.jobs.fields import JobFields
 from whet.jobs.splits import SPLITS
 from whet.models.loading.hub import hub_problem, missing_folder
 from whet.store import find, manifest, write
+from whet.watch import lock
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
@@ -42,8 +43,13 @@ def require_places(job: JobFields, args: TrainingArguments) -> None:
 
 
 def may_hold_files(args: TrainingArguments) -> bool:
-    """Return whether a run may begin in an output folder that is not empty, as a restart may find it."""
-    return args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train or resumes_unasked()
+    """Return whether a run may begin in an output folder that is not empty, as a restart may find it.
+
+    torchrun also starts a run again that was refused for the files of another one: they stay another one's.
+    """
+    if args.overwrite_output_dir or args.resume_from_checkpoint or not args.do_train or may_be_another_pod():
+        return True
+    return restarted() and lock.may_be_of_this_launch(Path(args.output_dir))
 
 
 def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:

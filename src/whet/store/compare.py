@@ -416,6 +416,8 @@ def _parts(value: Any) -> Iterator[bytes]:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
+    elif hasattr(value, "__array_interface__"):  # such as a picture, whose text names where it lies in memory
+        yield from _parts(np.asarray(value))
     elif isinstance(value, list | tuple):
         yield json.dumps(value, default=str).encode()
     else:

@@ -8,11 +8,14 @@ parents, and a run uses only checkpoints of its own lineage. The later ones of a
 used if the user names them.
 
 A command that names its checkpoint and may be started again begins a new lineage there even if it is the newest one: a
-restart can then tell what the command has saved since from what was there before. A lineage holds the id of the job or
-launcher that began it, so that what another job has saved since it began at the same checkpoint does not count.
+restart can then tell what the command has saved since from what was there before. A lineage holds the ids of the jobs
+and launchers that have trained it, so that what another job has saved since it began at the same checkpoint does not
+count.
 
-A script may train several times in one folder. A lineage holds the number of the training that began it, so that a
-script that is started again continues each training with what that one has saved.
+A script may train several times in one folder, and leave out what it has done when it is started again. So a lineage
+holds what its training is: a checksum of its settings, model and data. A script that is started again continues each
+training with what that one has saved. One that was changed in between, or whose data are others each time, is known by
+its number in its process, as long as it has not ended.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from __future__ import annotations
 import re
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whet.config.ranks import launch_id, may_start_again, resumes_unasked
+from whet.config.ranks import launch_id, may_be_another_pod, may_start_again, restarted, resumes_unasked
 from whet.config.upload import ADAPTER
 from whet.errors import StorageError
 from whet.log import logger
@@ -38,7 +42,7 @@ ASIDE = "abandoned"
 STATE, TRAINER_STATE = "state.json", "trainer_state.json"
 """The parts of a run's state, and the counters and the log as transformers writes them."""
 _CONFIG = "config.json"
-FACTS = ("run", "parents", "launch", "training")
+FACTS = ("run", "parents", "launch", "training", "identity")
 """What a manifest says of the lineage."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN, _MOST_NAMED = 8, 3
@@ -101,10 +105,12 @@ class Lineage:
 
     run: str | None
     parents: tuple[tuple[str | None, int], ...] = ()
-    launch: str | None = None
-    """The id of the job or launcher that began it."""
+    launches: frozenset[str] = frozenset()
+    """The ids of the jobs and launchers that have trained it."""
     training: int = 1
-    """Of the trainings of one process in the output folder, the number of the one that began it."""
+    """Of the trainings of one process in the output folder, the number of the one that has it."""
+    identity: str | None = None
+    """That of this training; see `Training`."""
 
     @property
     def name(self) -> str:
@@ -113,9 +119,10 @@ class Lineage:
 
     def facts(self) -> dict[str, Any]:
         """Return the lineage as a manifest holds it."""
-        launch = {} if self.launch is None else {"launch": self.launch}
+        launch = {"launch": sorted(self.launches)} if self.launches else {}
         training = {} if self.training == 1 else {"training": self.training}
-        return {"run": self.run, "parents": [list(parent) for parent in self.parents], **launch, **training}
+        identity = {} if self.identity is None else {"identity": self.identity}
+        return {"run": self.run, "parents": [list(parent) for parent in self.parents], **launch, **training, **identity}
 
     def includes(self, run: str | None, step: int) -> bool:
         """Return whether the checkpoint of that run and step belongs to this lineage or to its ancestors."""
@@ -129,9 +136,9 @@ class Lineage:
         """Return whether one went back to a checkpoint of the other, or both to one of the same run."""
         return bool({self.run, *dict(self.parents)} & {other.run, *dict(other.parents)})
 
-    def branched(self, step: int, output_dir: Path) -> Lineage:
-        """Return a new lineage that begins at a checkpoint of this one, and saves to `output_dir`."""
-        return replace(new_lineage(output_dir), parents=((self.run, step), *self.parents))
+    def branched(self, step: int, training: Training) -> Lineage:
+        """Return a new lineage of this training that begins at a checkpoint of this one."""
+        return replace(new_lineage(training), parents=((self.run, step), *self.parents))
 
 
 @dataclass(frozen=True)
@@ -143,20 +150,21 @@ class Checkpoint:
     lineage: Lineage
 
 
-def new_lineage(output_dir: Path) -> Lineage:
-    """Return the lineage of a run that starts at its first step, and saves to `output_dir`."""
-    return Lineage(uuid.uuid4().hex, launch=launch_id(), training=_n_begun.get(output_dir.absolute(), 1))
+def new_lineage(training: Training) -> Lineage:
+    """Return the lineage of a training that starts at its first step."""
+    return Lineage(uuid.uuid4().hex, (), training.launches, training.number, training.identity)
 
 
 def lineage_in(facts: Mapping[str, Any]) -> Lineage:
     """Return the lineage that a manifest holds; the unnamed one if it is not in the form of `facts`."""
-    run, parents, launch, training = (facts.get(name) for name in FACTS)
+    run, parents, launch, training, identity = (facts.get(name) for name in FACTS)
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
         return Lineage(None)
     pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
     known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
     number = training if type(training) is int and training > 0 else 1
-    return Lineage(run, tuple(known), launch if isinstance(launch, str) else None, number)
+    ids = [one for one in (launch if isinstance(launch, list) else [launch]) if isinstance(one, str)]
+    return Lineage(run, tuple(known), frozenset(ids), number, identity if isinstance(identity, str) else None)
 
 
 def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
@@ -179,8 +187,8 @@ def by_name(name: str, lineage: Lineage, *places: Path) -> Path | None:
     return next(iter(of_lineage(there, lineage)), None)
 
 
-def lineage_after_resume(folder: Path, output_dir: Path, *, named: bool = False) -> Lineage:
-    """Return the lineage of a run that resumes from this checkpoint and saves to `output_dir`.
+def lineage_after_resume(folder: Path, output_dir: Path, training: Training, *, named: bool = False) -> Lineage:
+    """Return the lineage of a training that resumes from this checkpoint and saves to `output_dir`.
 
     It is that of the checkpoint if that is the newest one there, and a new one otherwise, or if the user has `named` it
     in a command that may be started again. Of the later ones, damaged ones do not count, nor those of models alone that
@@ -193,7 +201,10 @@ def lineage_after_resume(folder: Path, output_dir: Path, *, named: bool = False)
     counting = (path for path in later if named or not manifest.holds_only_model(path))
     newest_there = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, counting))
     stays = newest_there and not (named and may_start_again())
-    return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step, output_dir)
+    if not stays or own.lineage.run is None:
+        return own.lineage.branched(own.step, training)
+    launches = own.lineage.launches | training.launches
+    return replace(own.lineage, launches=launches, training=training.number, identity=training.identity)
 
 
 def _not_left(folders: Sequence[Path]) -> list[Path]:
@@ -207,45 +218,74 @@ def _not_left(folders: Sequence[Path]) -> list[Path]:
 
 # ---- the checkpoint to resume from ----
 
-_n_begun: dict[Path, int] = {}
-"""Output folder -> how many trainings of this process have begun there. Only the first one may be a restart of what a
-user has asked for; the others are restarts of what they themselves have saved."""
+_n_begun: Counter[tuple[Path, str | None]] = Counter()
+"""How many trainings of this process have begun in an output folder, and how many of each identity."""
 
 
 @dataclass(frozen=True)
-class Unasked:
-    """The checkpoint that a training resumes from although nobody asked: its own newest one, if it has saved any."""
+class Training:
+    """What tells a training from the others in its output folder, in this process and in one that is started again."""
 
-    training: int
-    """Its number among the trainings of its process in the output folder."""
+    number: int = 1
+    """Its number among the trainings of its process in that folder."""
+    identity: str | None = None
+    """A checksum of its settings, model and data, and of how many like it came before; None: unknown."""
+    launches: frozenset[str] = field(default_factory=lambda: own_launches())
+    """The ids of the job or launchers that train it: one, or one of each machine; none: no launcher has an id."""
+
+    @classmethod
+    def begins(cls, output_dir: Path, launches: Iterable[str], identity: str | None = None) -> Training:
+        """Return the training that begins now, and count it; `identity`: a checksum of its settings, model and data."""
+        place = output_dir.absolute()
+        _n_begun[place, None] += 1
+        if identity is not None:
+            _n_begun[place, identity] += 1
+            if (n_alike := _n_begun[place, identity]) > 1:
+                identity = manifest.digest_of({"identity": identity, "number": n_alike})
+        return cls(_n_begun[place, None], identity, frozenset(launches))
+
+    def saved(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return those of these checkpoints that are this training's, or of those that it began at."""
+        own = [one.lineage for one in found if self.identity is not None and one.lineage.identity == self.identity]
+        if not own:  # one of another kind that has ended is not this one
+            ended = {one.lineage.run for one in found if _has_ended(one.folder)}
+            numbered = (one.lineage for one in found if one.lineage.training == self.number)
+            own = [one for one in numbered if None in (self.identity, one.identity) or one.run not in ended]
+        return [one for one in found if any(each.includes(one.lineage.run, one.step) for each in own)]
 
 
-Asked = str | bool | Unasked | None
-"""What a training resumes from: a path, "auto" or True (the newest), the newest of one training, or nothing."""
+def _has_ended(folder: Path) -> bool:
+    return (manifest.facts_of(folder) or {}).get(manifest.FINISHED) is True
 
 
-def begins_from(asked: str | bool | None, output_dir: Path) -> Asked:
-    """Return what a training that begins now resumes from: as `resumes_from`, but of its own checkpoints alone."""
-    place = output_dir.absolute()
-    number = _n_begun[place] = _n_begun.get(place, 0) + 1
-    if not asked and resumes_unasked():
-        return Unasked(number)
-    return resumes_from(asked, output_dir) if number == 1 else asked
+def own_launches() -> frozenset[str]:
+    """Return the id of the job or launcher of this process, if it has one."""
+    return frozenset(filter(None, [launch_id()]))
 
 
-def resumes_from(asked: str | bool | None, output_dir: Path) -> str | bool | None:
+def _are_of_one(launches: Collection[str], others: Collection[str]) -> bool:
+    return bool({*launches} & {*others}) or not (launches or others)
+
+
+Asked = str | bool | None
+"""What a training resumes from: a path, "auto" or True (the newest), or nothing."""
+
+
+def resumes_from(asked: Asked, output_dir: Path) -> Asked:
     """Return what a command resumes from: as asked, or what continues it if it may have been started before.
 
-    That is "auto" if nothing was asked for, unless no run can resume from any checkpoint there. It takes the place of a
-    checkpoint that was named, too, once `output_dir` has later ones of a lineage that this job or launcher began there.
+    That is "auto" if nothing was asked for, unless no run can resume from any checkpoint there, or another job has
+    saved them before this one began. It takes the place of a checkpoint that was named, too, once `output_dir` has
+    later ones of a lineage that this job or launcher began there.
     """
     if not resumes_unasked() or asked is True or asked in ("auto", "no"):
         return asked
     if not asked:
         folders = list_all(output_dir)
-        return "auto" if not folders or _complete_ones(folders) else None
+        complete = _complete_ones(folders)
+        return "auto" if not folders or any(_may_continue(one, own_launches()) for one in complete) else None
     later = would_resume(output_dir)
-    return "auto" if later is not None and _began_at(Path(asked), later) else asked
+    return "auto" if later is not None and _began_at(Path(asked), later, own_launches()) else asked
 
 
 def is_named(asked: Asked) -> bool:
@@ -253,13 +293,24 @@ def is_named(asked: Asked) -> bool:
     return isinstance(asked, str) and asked not in ("", "auto", "no")
 
 
-def _began_at(named: Path, later: Path) -> bool:
+def _may_continue(folder: Path, launches: Collection[str]) -> bool:
+    """Return whether a command of this job that nobody asked to resume may do so from this checkpoint.
+
+    A restart continues what its own launcher has begun; a new pod what any job has, as WHET_RESUME=auto asks for it.
+    One whose manifest cannot be read may be anybody's: it is named as damaged.
+    """
+    if may_be_another_pod() or not restarted() or not launches or (facts := manifest.facts_of(folder)) is None:
+        return True
+    return _are_of_one(launches, lineage_in(facts).launches)
+
+
+def _began_at(named: Path, later: Path, launches: Collection[str]) -> bool:
     """Return whether a run can resume from the later checkpoint, and this job began its lineage at the named one.
 
     Of one that was rotated away after later ones were saved, only the step is known.
     """
     found, known = read_checkpoints([later]), read_checkpoints([named])
-    if not found or manifest.holds_only_model(later) or found[0].lineage.launch != launch_id():
+    if not found or manifest.holds_only_model(later) or not _are_of_one(launches, found[0].lineage.launches):
         return False
     parents = found[0].lineage.parents
     if known:
@@ -268,29 +319,74 @@ def _began_at(named: Path, later: Path) -> bool:
     return was_there and NAME.fullmatch(named.name) is not None and step_of(named) in {step for _, step in parents}
 
 
-def to_resume(asked: Asked, output_dir: Path) -> Path | None:
-    """Return the checkpoint to resume from; None if none is asked for, or if "auto" finds no checkpoint at all."""
-    if not asked or asked == "no":
+def to_resume(asked: Asked, output_dir: Path, training: Training | None) -> Path | None:
+    """Return the checkpoint that a training resumes from; None: it begins at its first step.
+
+    That is what is asked for: the newest of `output_dir`, or the one that is named. Where the `training` may have been
+    started before, it is its own newest one if nothing is asked for, and if it has saved any since the named one.
+    """
+    if asked == "no":
+        return None
+    if training is not None and resumes_unasked() and (not asked or is_named(asked)):
+        since = Path(str(asked)) if asked else None
+        _say_what_is_left(output_dir, ())
+        if own := _saved_by(training, output_dir, since):
+            return require_complete(_newest_of(own, output_dir))
+        if since is None:
+            _say_that_it_begins(training, output_dir)
+    if not asked:
         return None
     if isinstance(asked, str) and asked != "auto":
         return require_complete(require_intact(Path(asked)))
-    training = asked.training if isinstance(asked, Unasked) else None
-    found = newest(output_dir, training)
+    found = newest(output_dir)
     if found is None:
-        whose = "checkpoint" if training is None else "checkpoint of this training"
-        logger.info("there is no %s in %s: the run starts at its first step", whose, output_dir)
+        logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
         return None
     return require_complete(found)
 
 
-def newest(output_dir: Path, training: int | None = None) -> Path | None:
+def _saved_by(training: Training, output_dir: Path, since: Path | None) -> list[Path]:
+    """Return the checkpoints that this training has saved, the oldest first; of `since`, those that began there.
+
+    What another training of the same job has set aside counts if there are no others.
+    """
+    folders = [path for path in _complete_ones(list_all(output_dir)) if _may_continue(path, training.launches)]
+    own = training.saved([Checkpoint(path, step_of(path), _lineage_of(path)) for path in folders])
+    if not own and training.launches:
+        aside = [path for place in aside_folders(output_dir) for path in _complete_ones(list_all(place))]
+        own = [one for one in read_checkpoints(aside) if _are_of_one(training.launches, one.lineage.launches)]
+        own = sorted(training.saved(own), key=lambda one: one.step)
+    return [one.folder for one in own if since is None or _began_at(since, one.folder, training.launches)]
+
+
+def _say_that_it_begins(training: Training, output_dir: Path) -> None:
+    """Log that a training that may have been started before begins, and whose checkpoints it does not continue."""
+    others = _complete_ones(list_all(output_dir))
+    if not others:
+        logger.info("there is no checkpoint of this training in %s: it starts at its first step", output_dir)
+        return
+    logger.warning(
+        "the checkpoints in %s, up to %s, are of another training, with other settings, model or data, or of another "
+        "job: this one, number %d of its process, starts at its first step; to continue theirs, ask for it: "
+        'resume_from_checkpoint="auto"', output_dir, others[-1].name, training.number,
+    )  # fmt: skip
+
+
+def newest(output_dir: Path) -> Path | None:
     """Return the intact checkpoint with the highest step; the log names each newer one that was skipped.
 
-    With `training`, of the training of this number alone. None if there is no checkpoint at all. Raises StorageError if
-    there are checkpoints, but none is intact.
+    None if there is no checkpoint at all. Raises StorageError if there are checkpoints, but none is intact.
     """
-    folders = _to_choose_from(output_dir, training)
+    folders = _to_choose_from(output_dir)
     _say_what_is_left(output_dir, folders)
+    if not folders:
+        _require_none_of_transformers(output_dir)
+        return None
+    return _newest_of(folders, output_dir)
+
+
+def _newest_of(folders: Sequence[Path], output_dir: Path) -> Path:
+    """Return the newest intact one of these checkpoints, the oldest of which is the first; see `newest`."""
     usable = _not_left(folders)
     for folder in reversed(folders):
         if folder not in usable:
@@ -302,10 +398,7 @@ def newest(output_dir: Path, training: int | None = None) -> Path | None:
         logger.warning(
             "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
         )
-    if training is None:
-        _require_none_of_transformers(output_dir)
-    if not folders:
-        return None
+    _require_none_of_transformers(output_dir)
     raise StorageError(
         what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
         got=f"the newest {min(_MOST_NAMED, len(folders))}: "
@@ -320,22 +413,13 @@ def _problem_of(folder: Path) -> str:
     return next(iter(problems_of(folder)), "the run went back to before it")
 
 
-def _to_choose_from(output_dir: Path, training: int | None = None) -> list[Path]:
+def _to_choose_from(output_dir: Path) -> list[Path]:
     """Return the checkpoints of which "auto" takes the newest, the oldest first.
 
-    Where a command may have been started again, those that no run can resume from are left out if there are others. Of
-    one training they always are, and what another training of the same job has set aside is found there.
+    Where a command may have been started again, those that no run can resume from are left out if there are others.
     """
     folders = list_all(output_dir)
-    if training is None:
-        return (resumes_unasked() and _complete_ones(folders)) or folders
-    own = [path for path in _complete_ones(folders) if _lineage_of(path).training == training]
-    launch = launch_id()
-    if own or launch is None:
-        return own
-    aside = [path for place in aside_folders(output_dir) for path in _complete_ones(list_all(place))]
-    own = [path for path in aside if (_lineage_of(path).training, _lineage_of(path).launch) == (training, launch)]
-    return sorted(own, key=step_of)
+    return (resumes_unasked() and _complete_ones(folders)) or folders
 
 
 def _lineage_of(folder: Path) -> Lineage:

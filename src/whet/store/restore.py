@@ -31,7 +31,7 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def agreed_folder(asked: find.Asked, output_dir: Path, sync: Ranks) -> Path | None:
+def agreed_folder(asked: find.Asked, output_dir: Path, training: find.Training, sync: Ranks) -> Path | None:
     """Return the checkpoint that all ranks resume from, as rank 0 finds it; what a kill left behind is cleaned up.
 
     Raises ConfigError if a rank cannot read it.
@@ -39,7 +39,7 @@ def agreed_folder(asked: find.Asked, output_dir: Path, sync: Ranks) -> Path | No
     found = None
     if sync.place.is_first:
         write.clean_up(output_dir)
-        found = find.to_resume(asked, output_dir)
+        found = find.to_resume(asked, output_dir, training)
     if sync.n_ranks == 1:
         return found
     sync.wait()  # rank 0 may read large files

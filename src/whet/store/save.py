@@ -81,6 +81,8 @@ class Saver:
     begins_with: str | None = None
     """A checksum of the weights before the first step of the run."""
     resumed_from: Path | None = None
+    training: find.Training = field(default_factory=find.Training)
+    """Which of the trainings in the output folder this is."""
     _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
     _in_progress: tuple[threading.Thread | None, Path, Write | None] | None = None
@@ -90,7 +92,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
-        self.lineage = self._lineage_of_first(new_lineage(self._run.output_dir))
+        self.lineage = self._lineage_of_first(new_lineage(self.training))
         if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
 
@@ -98,7 +100,7 @@ class Saver:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
         self.begins_with = (manifest.facts_of(folder) or {}).get(manifest.BEGINS_WITH)
-        own = find.lineage_after_resume(folder, self._run.output_dir, named=named)
+        own = find.lineage_after_resume(folder, self._run.output_dir, self.training, named=named)
         self.lineage = self._lineage_of_first(own)
 
     def _of_all(self, names: list[str]) -> list[list[str]]:

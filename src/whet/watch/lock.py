@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet import system
-from whet.config.ranks import here
-from whet.config.rules.training import LOCK_NAME, require_output_dir
+from whet.config.ranks import here, launch_id, may_start_again, n_machines
+from whet.config.rules.training import LAUNCH_NAME, LOCK_NAME, require_output_dir
 from whet.errors import OutputError, WhetError
 from whet.log import logger
 from whet.watch import stop
@@ -62,9 +62,36 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
             refuse_taken(folder)  # what is in the way may be the first file of a run that has just taken it
             raise
         with locked(folder):
-            yield require_output_dir(folder, overwrite)  # another run may have started and ended while this one waited
+            taken = require_output_dir(folder, overwrite)  # another run may have begun and ended while this one waited
+            _note_launch(taken)
+            yield taken
+            (taken / LAUNCH_NAME).unlink(missing_ok=True)
     finally:
         cleanup()
+
+
+def _note_launch(folder: Path) -> None:
+    """Note who has started this run if it may start it again: a restart then knows that the files are its own."""
+    path = folder / LAUNCH_NAME
+    with contextlib.suppress(OSError):  # a full disk is the error of the first save
+        path.unlink(missing_ok=True)
+        if may_start_again() and (launch := launch_id()) is not None:
+            handle = system.open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with os.fdopen(handle, "w") as file:
+                json.dump({"launch": launch, "machines": n_machines()}, file)
+
+
+def may_be_of_this_launch(folder: Path) -> bool:
+    """Return whether the launcher of this process may have started the run that has left its files in the folder.
+
+    Each machine has a launcher of its own: where the run had several, any of them may be this one.
+    """
+    launch = launch_id()
+    try:
+        found = {} if launch is None else json.loads((folder / LAUNCH_NAME).read_text("utf-8"))
+        return launch is None or found["machines"] > 1 or found["launch"] == launch
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextlib.contextmanager

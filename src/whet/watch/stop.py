@@ -238,6 +238,7 @@ def handling_signals(wanted: bool | None) -> Iterator[None]:
 def noting_signals() -> Iterator[None]:
     """Note the signals within the block, for `requested`; one that the program handles or ignores stays with it.
 
+    One that comes at the end of the block, where nothing asks for it any more, has its usual effect after it.
     In another thread than the main one, where Python allows no handlers, nothing is noted, and the log says so once.
     """
     if _current.previous_handlers:
@@ -256,8 +257,13 @@ def noting_signals() -> Iterator[None]:
     _handle_these([one for one in SIGNALS if usual[one]], deferred=True)
     try:
         yield
-    finally:
+    except BaseException:
         restore()
+        raise
+    name = _current.requested
+    restore()
+    if name is not None:
+        signal.raise_signal(signal.Signals[name])
 
 
 @cache

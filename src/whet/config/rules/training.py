@@ -16,6 +16,8 @@ from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
 """The lock file of a run in output_dir. It does not count as content, because a killed run leaves it behind."""
+LAUNCH_NAME = ".whet.launch"
+"""Which launcher has started the run in output_dir, if it may start it again. A run that fails leaves it behind."""
 LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
 """The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
 RECORD_NAME = "run.jsonl"
@@ -27,7 +29,7 @@ OWNER_NAME = "results_of.json"
 LAUNCH_LOGS_NAME = "launch-logs"
 """The folder for the output of the ranks that --auto starts, in output_dir; of `whet launch`, in the current folder."""
 NOT_COUNTED = frozenset({
-    LOCK_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME, OWNER_NAME, LAUNCH_LOGS_NAME
+    LOCK_NAME, LAUNCH_NAME, LOG_NAME, OLDER_LOG_NAME, RECORD_NAME, REPORT_NAME, OWNER_NAME, LAUNCH_LOGS_NAME
 })  # fmt: skip
 """Files that do not count as content of an output_dir."""
 
