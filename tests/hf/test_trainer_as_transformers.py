@@ -466,20 +466,6 @@ def test_trainer_may_stand_in_transformers_place(tmp_path: Path, monkeypatch: py
     assert type(trainer.optimizer.optimizer) is torch.optim.AdamW
 
 
-def test_notebook_shows_transformers_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("IPython", reason="needs IPython, which draws the table")
-    from transformers.utils.notebook import NotebookProgressCallback
-
-    shown: list[str] = []
-    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
-    monkeypatch.setattr(
-        "transformers.utils.notebook.disp.display", lambda given, *_, **__: shown.append(given.data), raising=False
-    )
-    trainer = whet.Trainer(classifier(), arguments(tmp_path, max_steps=2, disable_tqdm=False), pad, rows())
-    trainer.train()
-    assert any("Training Loss" in one for one in shown)
-
-
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e6])
 def test_gradient_is_clipped_alike_whoever_reads_it(tmp_path: Path, max_grad_norm: float) -> None:
     """The optimizer clips as it reads the gradient; before a callback that may look, the gradient itself is clipped."""

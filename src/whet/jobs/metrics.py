@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Sequence
+
 import numpy as np
 
 
 def confusion(expected: np.ndarray, found: np.ndarray, n_labels: int) -> np.ndarray:
     """Return how often each pair occurs, (expected class, found class) int64."""
     return np.bincount(expected * n_labels + found, minlength=n_labels * n_labels).reshape(n_labels, n_labels)
+
+
+def confusion_csv(counts: np.ndarray, names: Sequence[str]) -> str:
+    """Return the matrix as CSV: a row for each expected label, a column for each predicted one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["expected", *names])
+    writer.writerows([name, *row.tolist()] for name, row in zip(names, counts, strict=True))
+    return out.getvalue()
 
 
 def single_label(expected: np.ndarray, found: np.ndarray, n_labels: int) -> dict[str, float]:

@@ -145,9 +145,9 @@ def _show_forecast(task: Task, job: Any, args: TrainingArguments) -> int:
     json_output.add(task=task.name, memory=found.memory.as_json())
     if rates is not None:
         sizes = (rates, found.anatomy, found.workload)
-        took = seconds.forecast(*sizes)
-        printing.show(["", *seconds.table(rates, took, seconds.prices(*sizes))])
-        json_output.add(time=took.as_json())
+        took, costs = seconds.forecast(*sizes), seconds.prices(*sizes)
+        printing.show(["", *seconds.table(rates, took, costs)])
+        json_output.add(time=took.as_json() | {"prices": [asdict(price) for price in costs]})
     return 0
 
 

@@ -148,7 +148,7 @@ def _set_for_ddp(args: TrainingFields) -> list[str]:
     set_here = {
         "ddp_comm_hook": args.ddp_comm_hook != "none",
         "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,
-        "ddp_find_unused_parameters": args.ddp_find_unused_parameters is not None,
+        "ddp_find_unused_parameters": bool(args.ddp_find_unused_parameters),
     }
     return [name for name, given in set_here.items() if given]
 

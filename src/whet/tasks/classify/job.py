@@ -5,8 +5,6 @@ The logits of a text become its labels, and are judged: metrics, files of predic
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -369,15 +367,6 @@ def confusion_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     return _pairs_table(counts, names)
 
 
-def confusion_csv(counts: np.ndarray, names: Sequence[str]) -> str:
-    """Return the matrix as CSV: a row for each expected label, a column for each predicted one."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["expected", *names])
-    writer.writerows([name, *row.tolist()] for name, row in zip(names, counts, strict=True))
-    return out.getvalue()
-
-
 def _matrix_table(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return the matrix; columns have numbers, as names do not fit above them."""
     head = " " * (_NAME + 6) + "".join(f"{n:>{_CELL}}" for n in range(1, len(names) + 1))
@@ -483,7 +472,7 @@ class ClassifyJudge(PredictionJudge):
         names = self.decision.scheme.names
         counts = metrics.confusion(self.split.labels, found, len(names))
         self.tables += confusion_table(counts, names)
-        return self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
+        return self.store(f"{prefix}_confusion.csv", metrics.confusion_csv(counts, names))
 
 
 def _shown(entry: Mapping[str, Any]) -> str:

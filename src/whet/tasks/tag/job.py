@@ -526,11 +526,23 @@ class TagJudge(PredictionJudge):
         )
 
     def write(self, examples: Sequence[Judged], prefix: str) -> list[str]:
-        """Write the tags of a test split as run_ner.py does: a sentence a line."""
+        """Write the tags of a test split as run_ner.py does, a sentence a line, and which plain tags are confused."""
+        written = [] if self.tags.are_entities else self._confusion(examples, prefix)
         if prefix != "predict":
-            return []
+            return written
         lines = (" ".join(tag for tag in one.predicted if tag is not None) for one in examples)
-        return self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
+        return [*written, *self.store("predictions.txt", "".join(f"{line}\n" for line in lines))]
+
+    def _confusion(self, examples: Sequence[Judged], prefix: str) -> list[str]:
+        """Write the matrix of the words that have a tag in the data and were read; nothing if there are none."""
+        number = {name: n for n, name in enumerate(self.tags.names)}
+        labelled = (zip(one.expected, one.predicted, strict=True) for one in examples if one.expected is not None)
+        pairs = [(number.get(tag), number.get(other)) for one in labelled for tag, other in one]
+        known = np.asarray([pair for pair in pairs if None not in pair], dtype=np.int64).reshape(-1, 2)
+        if not len(known):
+            return []
+        counts = metrics.confusion(known[:, 0], known[:, 1], len(self.tags.names))
+        return self.store(f"{prefix}_confusion.csv", metrics.confusion_csv(counts, self.tags.names))
 
     def _of_words(self, predictions: Any) -> Found:
         return words_of(self.split, predictions, self.pooling)
