@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
 from hf_runs import KillAt, SignalAt, arguments, classifier, forked, output, pad, rows, same, weights
 from test_trainer_resume import BeganAt, classify
@@ -144,23 +147,52 @@ def test_restart_under_torchrun_goes_back_to_nothing_but_its_own(tmp_path: Path)
     assert (tmp_path / "began").read_text() == "4 4 4 8 "
 
 
-@pytest.mark.parametrize("changes", [{}, {"early": True}, {"data": True}], ids=["settings", "ended early", "data"])
-def test_restarted_script_that_leaves_out_what_is_done_continues_the_rest(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+class OwnRows(torch.utils.data.Dataset[Any]):
+    """Rows of a class that nobody but the user knows; `noise` differs in each process."""
+
+    def __init__(self, given: list[dict[str, Any]], *, noise: bool = False) -> None:
+        self.given, self.noise = given, noise
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, n: int) -> dict[str, Any]:
+        return self.given[n] | ({"noise": time.monotonic_ns()} if self.noise else {})
+
+
+@pytest.mark.parametrize(
+    "differs",
+    ["seed", "ended early", "best alone is kept", "rows", "rows of a Subset", "rows of an own class", "origin"],
+)
+def test_restarted_script_that_leaves_out_what_is_done_continues_the_rest(differs: str, tmp_path: Path) -> None:
     """It trains its second fold first: that one is known by what it trains, and not by its number."""
-    out, early = tmp_path / "out", "early" in changes
+    out = tmp_path / "out"
 
     class Early(transformers.TrainerCallback):
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = control.should_training_stop or state.global_step == 8
-            control.should_save = True
+            control.should_training_stop = control.should_training_stop or state.global_step == 6
 
     def fold(number: int, *callbacks: Any) -> None:
-        own = [BeganAt(tmp_path / "began"), *callbacks, *([Early()] if early and number == 1 else [])]
-        seed = 1 if "data" in changes else number
-        given = rows(20)[::-1] if number == 2 else rows(20)
-        whet.Trainer(classifier(), arguments(out, seed=seed), pad, given, callbacks=own).train()
+        own = [
+            BeganAt(tmp_path / "began"),
+            *callbacks,
+            *([Early()] if differs == "ended early" and number == 1 else []),
+        ]
+        with_seed = {"seed": number} if differs in ("seed", "ended early", "best alone is kept") else {}
+        if differs == "best alone is kept":
+            scored(out, *own, save_total_limit=1 if number == 1 else None, **with_seed).train()
+            return
+        model, given = classifier(), rows(40)
+        half: Any = rows(20)
+        if differs == "rows":
+            half = given[:20] if number == 1 else given[20:]
+        elif differs == "rows of a Subset":
+            half = torch.utils.data.Subset(OwnRows(given), range(20 * number - 20, 20 * number))  # pyright: ignore
+        elif differs == "rows of an own class":
+            half = OwnRows(given[:20] if number == 1 else given[20:])
+        elif differs == "origin":
+            model.config.name_or_path = f"/elsewhere/model-{number}"
+        whet.Trainer(model, arguments(out, **with_seed), pad, half, callbacks=own).train()
 
     def script(first: int, *callbacks: Any) -> None:
         os.environ.update(WHET_RESUME="auto", WHET_LAUNCH_ID="a" * 32)
@@ -172,6 +204,61 @@ def test_restarted_script_that_leaves_out_what_is_done_continues_the_rest(
         assert killed == [-signal.SIGKILL], output(tmp_path / "a")
     assert forked(lambda _: script(2), tmp_path / "b") == [0], output(tmp_path / "b")
     assert (tmp_path / "began").read_text() == "0 0 0 4 8 "
+
+
+@pytest.mark.parametrize("kind", ["other numbers each time", "objects"])
+def test_training_whose_rows_nobody_can_compare_continues_after_its_end(kind: str, tmp_path: Path) -> None:
+    """The script was killed behind its training, such as in an evaluation: nothing is trained again."""
+
+    def script() -> None:
+        os.environ["WHET_RESUME"] = "auto"
+        given = OwnRows(rows(20), noise=True) if kind == "other numbers each time" else [
+            row | {"made": object(), "names": np.array(["a", [1]], dtype=object)} for row in rows(20)
+        ]  # fmt: skip
+        made = arguments(tmp_path / "out", remove_unused_columns=False)
+        whet.Trainer(classifier(), made, pad, given, callbacks=[BeganAt(tmp_path / "began")]).train()
+
+    for name in ("a", "b"):
+        assert forked(lambda _: script(), tmp_path / name) == [0], output(tmp_path / name)
+    assert (tmp_path / "began").read_text() == "0 12 "
+
+
+def test_restart_continues_though_the_named_checkpoint_was_removed_by_then(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert forked(lambda _: classify(out, max_steps=4).train(), tmp_path / "base") == [0]
+
+    def attempt(*callbacks: Any) -> None:
+        os.environ.update(WHET_RESUME="auto", WHET_LAUNCH_ID="a" * 32)
+        classify(out, BeganAt(tmp_path / "began"), *callbacks, save_total_limit=1).train(str(out / "checkpoint-4"))
+
+    assert forked(lambda _: attempt(KillAt("on_step_end", 10)), tmp_path / "a") == [-signal.SIGKILL]
+    assert _names(out) == {"checkpoint-8"}
+    assert forked(lambda _: attempt(), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "4 8 "
+
+
+@pytest.mark.parametrize("when", ["at its last step", "killed behind it"])
+def test_training_that_a_callback_has_ended_is_not_trained_further(when: str, tmp_path: Path) -> None:
+    class Early(transformers.TrainerCallback):
+        def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 8 and len((tmp_path / "began").read_text().split()) == 1:
+                control.should_training_stop = True  # by what it has seen, which no checkpoint holds
+
+    def script(*callbacks: Any) -> None:
+        os.environ["WHET_RESUME"] = "auto"
+        trainer = classify(tmp_path / "out", BeganAt(tmp_path / "began"), Early(), *callbacks)
+        trainer.train()
+        if callbacks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.save_model(str(tmp_path / "model"))
+
+    stops = SignalAt("on_step_end", 8 if when == "at its last step" else 99, signal.SIGTERM)
+    code = forked(lambda _: script(stops), tmp_path / "a")
+    assert code == [75 if when == "at its last step" else -signal.SIGKILL], output(tmp_path / "a")
+    assert forked(lambda _: script(), tmp_path / "b") == [0], output(tmp_path / "b")
+    assert (tmp_path / "began").read_text() == "0 8 "
+    assert _names(tmp_path / "out") == {"checkpoint-4", "checkpoint-8"}
+    assert same(weights(tmp_path / "model"), weights(tmp_path / "out" / "checkpoint-8"))
 
 
 def test_restart_continues_each_of_two_trainings_that_began_at_one_checkpoint(tmp_path: Path) -> None:
@@ -217,12 +304,12 @@ def test_job_of_several_machines_is_known_by_each_of_them(tmp_path: Path) -> Non
     out = tmp_path / "out"
 
     def attempt(number: int, machines: set[str], *callbacks: Any) -> None:
-        os.environ.update(TORCHELASTIC_RESTART_COUNT=str(number), TORCHELASTIC_MAX_RESTARTS="3")
+        os.environ.update(TORCHELASTIC_RESTART_COUNT=str(number % 2), TORCHELASTIC_MAX_RESTARTS="3")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("whet.store.find.own_launches", lambda: frozenset(machines))
             classify(out, BeganAt(tmp_path / "began"), *callbacks).train()
 
-    started = [({"a", "b"}, 6), ({"b", "c"}, 10), ({"c"}, None)]
+    started = [({"a", "b"}, 6), ({"b", "c"}, 10), ({"c"}, None)]  # torchrun counts no restart for one that has joined
     for number, (machines, kill) in enumerate(started):
         more = [] if kill is None else [KillAt("on_step_end", kill)]
         folder = tmp_path / f"{number}"

@@ -200,6 +200,16 @@ def launch_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return hashlib.sha256(repr((run, socket.gethostname(), agent)).encode()).hexdigest()[:32]
 
 
+def own_launches() -> frozenset[str]:
+    """Return the id of the job or launcher of this process, if it has one."""
+    return frozenset(filter(None, [launch_id()]))
+
+
+def elastic_run(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return torchrun's --rdzv_id; None if torchrun has not started this process."""
+    return environment.get(_ELASTIC_RUN)
+
+
 def n_machines(environment: Mapping[str, str] = os.environ) -> int:
     """Return on how many machines torchrun has started ranks."""
     return _number(environment, ("GROUP_WORLD_SIZE",)) or 1

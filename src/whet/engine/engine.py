@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ from whet.log import logger
 from whet.models.loading.special_tokens import align_special_tokens
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
-from whet.store import best, compare, find, restore, schema, weights
+from whet.store import best, compare, find, restore, weights
 from whet.store.snapshot import counters_as_saved
 from whet.watch import files as output_files
-from whet.watch import printing, progress, results, run_log
+from whet.watch import lock, printing, progress, results, run_log
 from whet.watch.determinism import deterministic
 from whet.watch.events import Events
 from whet.watch.guard import FirstGradients
@@ -141,8 +140,9 @@ class Engine:
         with deterministic(self.args.full_determinism), guarded(self.args):
             output_dir = Path(self.args.output_dir)
             asked = resume_from_checkpoint or self.args.resume_from_checkpoint
-            launches = self.sync.gather(sorted(find.own_launches()), schema.list_of(schema.text))
-            training = find.Training.begins(output_dir, chain.from_iterable(launches))
+            training = find.Training.begins(output_dir, self.sync.gather(find.seen_here(), find.is_seen))
+            if self.sync.place.is_first:
+                lock.note_launches(output_dir, training.launches)
             folder = restore.agreed_folder(asked, output_dir, training, self.sync)
             if folder is not None:
                 self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)

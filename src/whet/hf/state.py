@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from whet.config.ranks import may_start_again
 from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
@@ -478,10 +478,18 @@ def _lift(folder: Path) -> None:
         inside.rmdir()
 
 
-def training_begins(output_dir: Path, identity: str | None) -> find.Training:
-    """Return the training that begins now on all ranks, whose machines may each have a launcher of their own."""
-    launches = between_ranks.gather(sorted(find.own_launches()), schema.list_of(schema.text))
-    return find.Training.begins(output_dir, chain.from_iterable(launches), identity)
+def training_begins(
+    output_dir: Path, identity: Callable[[], tuple[str | None, bool]], *, is_first: bool
+) -> find.Training:
+    """Return the training that begins now on all ranks, whose machines may each have a launcher of their own.
+
+    `identity` returns a checksum of settings, model and rows, and whether the rows are a part of it; rank 0, which
+    looks for checkpoints, asks for it where the training may be started again.
+    """
+    seen = between_ranks.gather(find.seen_here(), find.is_seen)
+    matters = is_first and (may_start_again() or any(one[0] or one[1] for one in seen))
+    known, is_sure = identity() if matters else (None, True)
+    return find.Training.begins(output_dir, seen, known, is_sure=is_sure)
 
 
 def folder_to_resume(
@@ -500,9 +508,12 @@ def folder_to_resume(
         nonlocal found
         if cleans_up:
             write.clean_up(output_dir)
-        if isinstance(asked, str) and asked != "auto" and not Path(asked).is_dir():
-            raise ValueError(f"Can't find a valid checkpoint at {asked}")  # transformers' own words
-        folder = find.to_resume(asked, output_dir, training)
+        try:
+            folder = find.to_resume(asked, output_dir, training)
+        except StorageError as error:
+            if find.is_named(asked) and not Path(str(asked)).is_dir():
+                raise ValueError(f"Can't find a valid checkpoint at {asked}") from error  # transformers' own words
+            raise
         if folder is None and asked is True:
             raise ValueError(f"No valid checkpoint found in output directory ({output_dir})")
         found = None if folder is None else str(folder)

@@ -16,8 +16,8 @@ import os
 import shutil
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -35,12 +35,11 @@ from transformers import trainer
 from transformers.integrations import integration_utils
 from transformers.integrations.neftune import deactivate_neftune
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, has_length
 from transformers.utils.hub import PushInProgress
 
 from whet.config.methods import may_use_graphs
 from whet.config.optimizer_names import names
-from whet.config.ranks import may_start_again
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.upload import MODEL_FILES
 from whet.engine.draws import Draws
@@ -77,13 +76,14 @@ from whet.models.packable import answers_questions
 from whet.models.packed import packed_model, trial_of_graphs
 from whet.optim import registry, schedule
 from whet.optim.optimizers.native import NativeAdamW
+from whet.optional import is_from
 from whet.own_loop import locate
 from whet.own_loop.changes import changes, may_show_padding
 from whet.own_loop.optimize import change_for, note_options, optimize
 from whet.precision import compare
 from whet.precision.device import has_bf16
 from whet.store import find, manifest, schema, write
-from whet.store.compare import IN_GROUPS, changed_settings, curve, digest_of_rows
+from whet.store.compare import IN_GROUPS, changed_settings, curve, identity_of_model, identity_of_rows
 from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
 from whet.store.state import State, write_state
 from whet.watch import files as output_files
@@ -149,6 +149,8 @@ class Trainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
     accelerator: Any
+    _continues = False
+    """Whether the training resumes from what it has saved itself, though nobody asked for it."""
     _training: find.Training | None = None
     """Which of the trainings in its output folder the present, or the last, one is."""
     _folders: Folders | None = None
@@ -247,10 +249,12 @@ class Trainer(transformers.Trainer):
         with alone, replay.one_at_a_time(), signals:
             is_first = self.is_world_process_zero()
             is_trial = trial is not None  # with settings of its own
-            training = None if is_trial else training_begins(output_dir, self._identity())
+            training = None if is_trial else training_begins(output_dir, self._identity, is_first=is_first)
             asked, self._training = resume_from_checkpoint, training or find.Training()
             folder = folder_to_resume(asked, output_dir, training, is_first=is_first, cleans_up=writes)
             named = find.is_named(asked)
+            own = not asked or (named and folder != Path(str(asked)))
+            self._continues = folder is not None and not is_trial and own
             self._folders = Folders(output_dir, folder, self._training, named=named, is_first=is_first)
             allocator.return_freed_memory()  # that of an earlier training would count as used
             self._memory = guard.memory_guard(setting(self.args, "memory_limit_gb"))
@@ -268,7 +272,6 @@ class Trainer(transformers.Trainer):
                 try:
                     found = super().train(resumed, trial, ignore_keys_for_eval)
                     self._norms.read()
-                    self._stop_at_end()
                 except (stop.Stopped, stop.Interrupted) as stopped:
                     self._log_stop(stopped)
                     raise
@@ -357,6 +360,8 @@ class Trainer(transformers.Trainer):
     def _still_due(self, facts: Mapping[str, Any], folder: Path) -> list[str]:
         """Return what was due when the checkpoint's training stopped, but for what has been switched off since then."""
         due = [one for one in _FLAGS if one in (facts.get(_DUE) or ())]
+        if self._continues and facts.get(manifest.ENDED) == [self.state.global_step, self.state.max_steps]:
+            due = ["should_training_stop"]  # a callback may have ended it, and would not do it again
         path = folder / _ARGUMENTS
         before = json.loads(path.read_text("utf-8")) if due and path.is_file() else {}
         for flag in [one for one in due if one in _ASKED_BY]:
@@ -418,22 +423,28 @@ class Trainer(transformers.Trainer):
         found = curve(given, self.args.world_size) | {"data_seed": given["data_seed"], _ROWS: rows}
         return json.loads(json.dumps(found))
 
-    def _identity(self) -> str | None:
-        """Return what tells this training from others in its folder if it may be started again; else None.
+    def _identity(self) -> tuple[str | None, bool]:
+        """Return what tells this training from others in its folder, and whether its rows are a part of that.
 
-        Its settings, but for those that differ on another number of ranks; the model's class and the shapes of its
-        parameters; and the rows.
+        Its settings, but for those that differ on another number of ranks; its model; and its rows as the loader takes
+        them. A set of the user's own class is read here where the loader reads it in this process, too.
         """
-        if not may_start_again():
-            return None
-        model, rows = self.model, self.train_dataset
-        curve = {name: value for name, value in self._curve().items() if name not in _DIVIDED}
-        shapes = {name: [*one.shape, one.requires_grad] for name, one in model.named_parameters()}
-        n_rows = len(rows) if isinstance(rows, Sized) else None
-        return manifest.digest_of({
-            "settings": curve, "model": type(unwrapped(model)).__name__, "parameters": shapes,
-            "rows": [n_rows, digest_of_rows(rows) if n_rows else None],
-        })  # fmt: skip
+        try:
+            curve = {name: value for name, value in self._curve().items() if name not in _DIVIDED}
+            model = None if self.model is None else identity_of_model(self.model, unwrapped(self.model))
+            rows: Any = self.train_dataset
+            n_rows = digest = None
+            if rows is not None and has_length(rows):
+                if is_from(rows, "datasets", "Dataset"):
+                    rows = self._remove_unused_columns(rows, description="training")
+                n_rows = len(rows)
+                digest = identity_of_rows(rows, may_read=not self.args.dataloader_num_workers) if n_rows else ""
+            known = {"settings": curve, "model": model, "rows": [n_rows, digest]}
+            return manifest.digest_of(known), digest is not None
+        except Exception as error:
+            text = "this training is known by its number in the script, as its model and rows cannot be read here: %s"
+            logger.info(text, error)
+            return None, False
 
     def _find_best_next_to_it(self) -> None:
         """Find this training's own best checkpoint if its folder was moved, or another training has set it aside."""
@@ -560,17 +571,18 @@ class Trainer(transformers.Trainer):
         self._stop_after_steps()
         self._hears = False  # the model may become the best one; evaluations of callbacks belong to no step
         limit = self.args.save_total_limit
-        if limit != 1 or self.state.best_model_checkpoint is None:
-            return super()._finalize_training(trial, num_train_samples, start_time)
-        self.args.save_total_limit = None  # transformers would remove those of other trainings, too
+        best = self.state.best_model_checkpoint if limit == 1 else None
+        self.args.save_total_limit = limit if best is None else None  # transformers would remove those of others, too
         try:
             found = super()._finalize_training(trial, num_train_samples, start_time)
         finally:
             self.args.save_total_limit = limit
-        if self.args.should_save and self._folders is not None:
+        self._stop_at_end()
+        if best is not None and self.args.should_save and self._folders is not None:
             for path in self._folders.own():
-                if not path.samefile(self.state.best_model_checkpoint):
+                if not path.samefile(best):
                     write.remove(path)
+        self._note_end()
         return found
 
     def _stop_if_asked(self) -> None:
@@ -604,10 +616,13 @@ class Trainer(transformers.Trainer):
             raise _stopped(f"stopped by {name} during the evaluation", name, self.state.global_step, folder)
 
     def _stop_after_steps(self) -> None:
-        """Save the completed steps and stop if a signal came during the last one: the script is not to go on."""
+        """Save the completed steps and stop if a signal came during the last one: the script is not to run on."""
         name, _ = self._agreed(stop.requested(), None)
-        if name is not None:
-            raise _stopped(f"stopped by {name}", name, self.state.global_step, self._saved_now())
+        if name is None:
+            return
+        if self.state.global_step < self.state.max_steps:  # a callback has ended it, and would not do it again
+            self._stopped_in = _AfterStep(["should_training_stop"], random_state(self.args.device))
+        raise _stopped(f"stopped by {name}", name, self.state.global_step, self._saved_now())
 
     def _stop_at_end(self) -> None:
         """Stop if a signal came after the last step, when the model may have become the best one."""
@@ -618,11 +633,22 @@ class Trainer(transformers.Trainer):
         step = self.state.global_step
         is_best = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
         folder = self._folders.complete(step) if is_best else self._saved_now()
+        self._note_end()
         if folder is not None or not is_best:
             raise _stopped(f"stopped by {name}", name, step, folder)
         folder, again = self._last_saved()
-        what = f"stopped by {name} after the last step: {folder} is the newest checkpoint, a restart repeats the rest"
-        raise stop.Interrupted(what, again) if name == "SIGINT" else stop.Stopped(what, again)
+        code = EXIT_OTHER if folder is None else EXIT_STOPPED_AND_SAVED
+        last = "nothing is saved to resume from" if folder is None else f"a restart repeats what came after {folder}"
+        what = f"stopped by {name} after the last step: {last}"
+        raise stop.Interrupted(what, again) if name == "SIGINT" else stop.Stopped(what, again, code)
+
+    def _note_end(self) -> None:
+        """Note in the last checkpoint that the training has ended: no other one in the folder continues it unasked."""
+        own = self._own_folders() if self.args.should_save and self._folders is not None else []
+        complete = [path for path in own if not manifest.holds_only_model(path)]
+        if complete:
+            with suppress(OSError, ValueError):  # what the disk does not take is not known later
+                manifest.note(complete[-1], **{manifest.ENDED: [self.state.global_step, self.state.max_steps]})
 
     def _agreed(self, name: str | None, shortage: str | None) -> tuple[str | None, str | None]:
         """Return the signal, and the shortage of memory, that any of the ranks has seen."""
@@ -913,7 +939,6 @@ class Trainer(transformers.Trainer):
             _PRECISION: self._precision,
             _EPOCH: [*self._place],
             _SETTINGS: self._curve(),
-            manifest.FINISHED: self.control.should_training_stop and self._stopped_in is None,
         }
         if self._stopped_in is not None:
             facts[_DUE] = self._stopped_in.due

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import missing_package
-from whet.config.ranks import may_be_another_pod, restarted
+from whet.config.ranks import may_be_another_pod, own_launches, resumes_unasked
 from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
@@ -47,9 +47,16 @@ def may_hold_files(args: TrainingArguments) -> bool:
 
     torchrun also starts a run again that was refused for the files of another one: they stay another one's.
     """
-    if args.overwrite_output_dir or args.resume_from_checkpoint or not args.do_train or may_be_another_pod():
+    if args.overwrite_output_dir or args.resume_from_checkpoint or not args.do_train:
         return True
-    return restarted() and lock.may_be_of_this_launch(Path(args.output_dir))
+    return may_be_started_again_in(Path(args.output_dir))
+
+
+def may_be_started_again_in(folder: Path) -> bool:
+    """Return whether this command may be a restart of one that has begun in this folder."""
+    if may_be_another_pod() or not own_launches():
+        return resumes_unasked()
+    return lock.may_be_of_this_launch(folder)
 
 
 def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:

@@ -26,7 +26,7 @@ from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs import hub_upload
 from whet.jobs.fields import JobFields
-from whet.jobs.places import logging_dir_in, may_hold_files, require_places
+from whet.jobs.places import logging_dir_in, may_be_started_again_in, may_hold_files, require_places
 from whet.jobs.splits import SPLITS
 from whet.jobs.task import Shown, Task
 from whet.store import find
@@ -42,6 +42,8 @@ def _continued(args: TrainingArguments) -> TrainingArguments:
 
 def resumed(args: TrainingArguments) -> TrainingArguments:
     """Return the settings with the checkpoint that a command resumes from if it may have been started again."""
+    if not args.resume_from_checkpoint and not may_be_started_again_in(Path(args.output_dir)):
+        return args  # torchrun also starts a command again that was refused for the files of another run
     asked = find.resumes_from(args.resume_from_checkpoint, Path(args.output_dir))
     return args if asked == args.resume_from_checkpoint else replace(args, resume_from_checkpoint=asked)
 

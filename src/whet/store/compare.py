@@ -20,6 +20,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place, here
@@ -29,6 +30,7 @@ from whet.config.settings import options_of
 from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.kernels.library import library
+from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models import adapters
 from whet.optim import schedule
@@ -69,7 +71,7 @@ _MODEL_CONFIG = "config.json"
 UNDER_ADAPTERS = "weights under the adapter"
 ADAPTERS = "adapters"
 """Facts of the model of a run with adapters."""
-_SAMPLED_ROWS = 64
+_SAMPLED_ROWS, _READ_ROWS = 64, 3
 _SAMPLED_NUMBERS = 256
 
 
@@ -375,6 +377,84 @@ def digest_of_rows(rows: Any) -> str | None:
     return digest.hexdigest()
 
 
+def identity_of_rows(rows: Any, *, may_read: bool) -> str | None:
+    """Return a checksum of a data set that is the same in each process that makes it; None: nobody knows.
+
+    A part of another set (`Subset`) counts by what it takes of it. `may_read`: some rows of a set of the user's own
+    class are read, twice, and count if they are the same.
+    """
+    if isinstance(rows, Subset):
+        return _of_several([identity_of_rows(rows.dataset, may_read=may_read), _digest_of(list(rows.indices))])
+    if isinstance(rows, ConcatDataset):
+        return _of_several([identity_of_rows(one, may_read=may_read) for one in rows.datasets])
+    fixed = is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"
+    if fixed or isinstance(rows, list | tuple | TensorDataset):
+        return _digest_of([rows[n] for n in _sampled(rows, _SAMPLED_ROWS)])
+    if not may_read:
+        return None
+    with generators_kept():
+        first, again = (_digest_of([rows[n] for n in _sampled(rows, _READ_ROWS)]) for _ in range(2))
+    return first if first == again else None
+
+
+def identity_of_model(model: nn.Module, inner: nn.Module) -> dict[str, Any]:
+    """Return what tells a model from others, in each process that makes it; `inner` is the one inside adapters.
+
+    Its weights take no part: a new head is drawn each time. The folder that it is from may lie elsewhere each time.
+    """
+    config = {name: str(value) for name, value in _config(inner).items() if name not in _INFERRED}
+    origin = str(getattr(getattr(inner, "config", None), "name_or_path", ""))
+    return {
+        "class": type(inner).__name__,
+        "origin": Path(origin).name,
+        "config": config,
+        "parameters": {name: _shape(one) for name, one in model.named_parameters()},
+    }
+
+
+def _sampled(rows: Any, most: int) -> list[int]:
+    return np.unique(np.linspace(0, len(rows) - 1, most).astype(int)).tolist()
+
+
+def _of_several(digests: Sequence[str | None]) -> str | None:
+    return None if None in digests else _digest_of(list(digests))
+
+
+def _digest_of(value: Any) -> str | None:
+    """Return a checksum of plain values and arrays; None if there are others, whose text may name where they lie."""
+    digest = xxhash.xxh3_128()
+    try:
+        for part in _plain_values(value):
+            digest.update(part)
+    except TypeError:
+        return None
+    return digest.hexdigest()
+
+
+def _plain_values(value: Any) -> Iterator[bytes]:
+    """Yield the bytes of plain values; raise TypeError for any other."""
+    if isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            yield str(name).encode(errors="surrogatepass")
+            yield from _plain_values(value[name])
+    elif isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        yield from _plain_values((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        yield f"[{len(value)}".encode()
+        for one in value:
+            yield from _plain_values(one)
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype}{value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, str | bytes | int | float | np.generic) or value is None:
+        yield value if isinstance(value, bytes) else f"{value}\0".encode(errors="surrogatepass")
+    elif hasattr(value, "__array_interface__"):  # such as a picture
+        yield from _plain_values(np.asarray(value))
+    else:
+        raise TypeError(type(value).__name__)
+
+
 def digest_of_weights(weights: Iterable[tuple[str, Any]]) -> str:
     """Return a checksum of named weights, of some numbers of each; state of other kinds takes no part."""
     digest = xxhash.xxh3_128()
@@ -416,8 +496,6 @@ def _parts(value: Any) -> Iterator[bytes]:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
-    elif hasattr(value, "__array_interface__"):  # such as a picture, whose text names where it lies in memory
-        yield from _parts(np.asarray(value))
     elif isinstance(value, list | tuple):
         yield json.dumps(value, default=str).encode()
     else:

@@ -24,16 +24,16 @@ import re
 import shlex
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whet.config.ranks import launch_id, may_be_another_pod, may_start_again, restarted, resumes_unasked
+from whet.config.ranks import may_be_another_pod, may_start_again, own_launches, resumes_unasked
 from whet.config.upload import ADAPTER
 from whet.errors import StorageError
 from whet.log import logger
-from whet.store import manifest
+from whet.store import manifest, schema
 
 NAME = re.compile(r"checkpoint-(\d{1,18})")
 HIDDEN = re.compile(r"\.(checkpoint-\d{1,18})\.(partial|replaced|removed)")
@@ -230,37 +230,70 @@ class Training:
     """Its number among the trainings of its process in that folder."""
     identity: str | None = None
     """A checksum of its settings, model and data, and of how many like it came before; None: unknown."""
-    launches: frozenset[str] = field(default_factory=lambda: own_launches())
+    is_sure: bool = True
+    """Whether the rows are a part of its identity; else it also has to have the same number."""
+    launches: frozenset[str] = field(default_factory=own_launches)
     """The ids of the job or launchers that train it: one, or one of each machine; none: no launcher has an id."""
+    is_again: bool = field(default_factory=resumes_unasked)
+    """Whether a launcher says that it may have been started before. torchrun does not if a machine has joined."""
 
     @classmethod
-    def begins(cls, output_dir: Path, launches: Iterable[str], identity: str | None = None) -> Training:
-        """Return the training that begins now, and count it; `identity`: a checksum of its settings, model and data."""
+    def begins(
+        cls, output_dir: Path, seen: Sequence[Sequence[Any]], identity: str | None = None, *, is_sure: bool = True
+    ) -> Training:
+        """Return the training that begins now, and count it; `seen` is what each rank has of `seen_here`.
+
+        `identity`: a checksum of its settings, model and rows.
+        """
         place = output_dir.absolute()
         _n_begun[place, None] += 1
         if identity is not None:
             _n_begun[place, identity] += 1
             if (n_alike := _n_begun[place, identity]) > 1:
                 identity = manifest.digest_of({"identity": identity, "number": n_alike})
-        return cls(_n_begun[place, None], identity, frozenset(launches))
+        launches = frozenset(one for of_rank, _ in seen for one in of_rank)
+        return cls(_n_begun[place, None], identity, is_sure, launches, any(is_again for _, is_again in seen))
 
     def saved(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Return those of these checkpoints that are this training's, or of those that it began at."""
-        own = [one.lineage for one in found if self.identity is not None and one.lineage.identity == self.identity]
+        alike = [one.lineage for one in found if self.identity is not None and one.lineage.identity == self.identity]
+        own = [one for one in alike if self.is_sure or one.training == self.number]
         if not own:  # one of another kind that has ended is not this one
             ended = {one.lineage.run for one in found if _has_ended(one.folder)}
             numbered = (one.lineage for one in found if one.lineage.training == self.number)
             own = [one for one in numbered if None in (self.identity, one.identity) or one.run not in ended]
         return [one for one in found if any(each.includes(one.lineage.run, one.step) for each in own)]
 
+    def may_continue(self, folder: Path) -> bool:
+        """Return whether it may resume unasked from this checkpoint, as far as that is a matter of jobs.
+
+        It continues what its own launcher has begun; a new pod what any job has, as WHET_RESUME=auto asks for it. A
+        checkpoint whose manifest cannot be read may be anybody's: it is named as damaged.
+        """
+        facts = manifest.facts_of(folder)
+        if may_be_another_pod() or facts is None or not self.launches:
+            return self.is_again
+        return _are_of_one(self.launches, lineage_in(facts).launches)
+
+    @property
+    def may_be_again(self) -> bool:
+        """Whether it may have been started before, as a launcher says, or as its checkpoints may show."""
+        return self.is_again or bool(self.launches)
+
 
 def _has_ended(folder: Path) -> bool:
-    return (manifest.facts_of(folder) or {}).get(manifest.FINISHED) is True
+    facts = manifest.facts_of(folder) or {}
+    return facts.get(manifest.FINISHED) is True or manifest.ENDED in facts
 
 
-def own_launches() -> frozenset[str]:
-    """Return the id of the job or launcher of this process, if it has one."""
-    return frozenset(filter(None, [launch_id()]))
+def seen_here() -> list[Any]:
+    """Return what this rank sees of who starts the training: the ids of its launchers, and whether it is a restart."""
+    return [sorted(own_launches()), resumes_unasked()]
+
+
+def is_seen(value: Any) -> bool:
+    """Return whether this is what `seen_here` returns."""
+    return isinstance(value, list) and len(value) == 2 and schema.list_of(schema.text)(value[0]) and value[1] in (0, 1)
 
 
 def _are_of_one(launches: Collection[str], others: Collection[str]) -> bool:
@@ -278,30 +311,20 @@ def resumes_from(asked: Asked, output_dir: Path) -> Asked:
     saved them before this one began. It takes the place of a checkpoint that was named, too, once `output_dir` has
     later ones of a lineage that this job or launcher began there.
     """
-    if not resumes_unasked() or asked is True or asked in ("auto", "no"):
+    command = Training()
+    if not command.may_be_again or asked is True or asked in ("auto", "no"):
         return asked
     if not asked:
         folders = list_all(output_dir)
-        complete = _complete_ones(folders)
-        return "auto" if not folders or any(_may_continue(one, own_launches()) for one in complete) else None
+        continues = command.is_again if not folders else any(map(command.may_continue, _complete_ones(folders)))
+        return "auto" if continues else None
     later = would_resume(output_dir)
-    return "auto" if later is not None and _began_at(Path(asked), later, own_launches()) else asked
+    return "auto" if later is not None and _began_at(Path(asked), later, command.launches) else asked
 
 
 def is_named(asked: Asked) -> bool:
     """Return whether one checkpoint is asked for by its path."""
     return isinstance(asked, str) and asked not in ("", "auto", "no")
-
-
-def _may_continue(folder: Path, launches: Collection[str]) -> bool:
-    """Return whether a command of this job that nobody asked to resume may do so from this checkpoint.
-
-    A restart continues what its own launcher has begun; a new pod what any job has, as WHET_RESUME=auto asks for it.
-    One whose manifest cannot be read may be anybody's: it is named as damaged.
-    """
-    if may_be_another_pod() or not restarted() or not launches or (facts := manifest.facts_of(folder)) is None:
-        return True
-    return _are_of_one(launches, lineage_in(facts).launches)
 
 
 def _began_at(named: Path, later: Path, launches: Collection[str]) -> bool:
@@ -327,12 +350,16 @@ def to_resume(asked: Asked, output_dir: Path, training: Training | None) -> Path
     """
     if asked == "no":
         return None
-    if training is not None and resumes_unasked() and (not asked or is_named(asked)):
+    if training is not None and training.may_be_again and (not asked or is_named(asked)):
         since = Path(str(asked)) if asked else None
-        _say_what_is_left(output_dir, ())
-        if own := _saved_by(training, output_dir, since):
+        own = _saved_by(training, output_dir, since)
+        if training.is_again or own:
+            _say_what_is_left(output_dir, ())
+        if since is not None and not any(not problems_of(one) for one in own):
+            own = []
+        if own:
             return require_complete(_newest_of(own, output_dir))
-        if since is None:
+        if since is None and training.is_again:
             _say_that_it_begins(training, output_dir)
     if not asked:
         return None
@@ -350,13 +377,15 @@ def _saved_by(training: Training, output_dir: Path, since: Path | None) -> list[
 
     What another training of the same job has set aside counts if there are no others.
     """
-    folders = [path for path in _complete_ones(list_all(output_dir)) if _may_continue(path, training.launches)]
-    own = training.saved([Checkpoint(path, step_of(path), _lineage_of(path)) for path in folders])
-    if not own and training.launches:
-        aside = [path for place in aside_folders(output_dir) for path in _complete_ones(list_all(place))]
-        own = [one for one in read_checkpoints(aside) if _are_of_one(training.launches, one.lineage.launches)]
-        own = sorted(training.saved(own), key=lambda one: one.step)
-    return [one.folder for one in own if since is None or _began_at(since, one.folder, training.launches)]
+    there = [path for path in _complete_ones(list_all(output_dir)) if training.may_continue(path)]
+    aside = [path for place in aside_folders(output_dir) for path in _complete_ones(list_all(place))]
+    moved = [one for one in read_checkpoints(aside) if {*training.launches} & one.lineage.launches]
+    for found in ([Checkpoint(path, step_of(path), _lineage_of(path)) for path in there], moved):
+        own = sorted(training.saved(found), key=lambda one: one.step)
+        folders = [one.folder for one in own if since is None or _began_at(since, one.folder, training.launches)]
+        if folders:
+            return folders
+    return []
 
 
 def _say_that_it_begins(training: Training, output_dir: Path) -> None:

@@ -14,13 +14,15 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from whet.system import follow_umask, fsync, open_plain
+from whet.system import follow_umask, fsync, open_plain, rename
 
 MANIFEST = "MANIFEST.json"
 ONLY_MODEL = "only_model"
 """The fact of a checkpoint that no run can resume from."""
 BEGINS_WITH, WEIGHTS, FINISHED = "begins_with", "weights", "finished"
 """Facts: checksums of the weights that the run began with and of those it holds, and whether the run ended with it."""
+ENDED = "ended"
+"""The fact of the last checkpoint of a training that has ended: its last step, and the steps that it was to take."""
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 22
 _DEEPEST = 8
@@ -58,6 +60,16 @@ def relist(folder: Path, name: str) -> None:
         manifest["files"][name] = _listed(file)
     (folder / MANIFEST).unlink()
     _write(folder, manifest)
+
+
+def note(folder: Path, **facts: Any) -> None:
+    """Add facts to the manifest of a sealed folder; it is replaced at once, and has all of them or none."""
+    manifest = _read(folder) | facts
+    beside = folder.with_name(f".{folder.name}.manifest")
+    beside.write_text(_text_of(manifest), "utf-8")
+    fsync(beside)
+    rename(beside, folder / MANIFEST, replaces=True)
+    fsync(folder)
 
 
 def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:
@@ -122,8 +134,11 @@ def _listed(file: BinaryIO) -> dict[str, Any]:
 
 
 def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    text = json.dumps({**manifest, "checksum": digest_of(manifest)}, indent=2, sort_keys=True)
-    (folder / MANIFEST).write_text(text + "\n", "utf-8")
+    (folder / MANIFEST).write_text(_text_of(manifest), "utf-8")
+
+
+def _text_of(manifest: Mapping[str, Any]) -> str:
+    return json.dumps({**manifest, "checksum": digest_of(manifest)}, indent=2, sort_keys=True) + "\n"
 
 
 def _read(folder: Path) -> dict[str, Any]:

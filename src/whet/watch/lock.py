@@ -12,12 +12,12 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from whet import system
-from whet.config.ranks import here, launch_id, may_start_again, n_machines
+from whet.config.ranks import elastic_run, here, n_machines, own_launches
 from whet.config.rules.training import LAUNCH_NAME, LOCK_NAME, require_output_dir
 from whet.errors import OutputError, WhetError
 from whet.log import logger
@@ -53,7 +53,7 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     refuse_taken(folder)
     absolute = folder.absolute()
     missing = [place for place in (absolute, *absolute.parents) if not os.path.lexists(place)]
-    cleanup = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
+    cleanup = lambda: _remove_empty(missing, absolute / LAUNCH_NAME)  # noqa: E731 - it is handed on
     stop.before_exit(cleanup)
     try:
         try:
@@ -63,33 +63,32 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
             raise
         with locked(folder):
             taken = require_output_dir(folder, overwrite)  # another run may have begun and ended while this one waited
-            _note_launch(taken)
+            note_launches(taken, own_launches())
             yield taken
-            (taken / LAUNCH_NAME).unlink(missing_ok=True)
     finally:
         cleanup()
 
 
-def _note_launch(folder: Path) -> None:
-    """Note who has started this run if it may start it again: a restart then knows that the files are its own."""
+def note_launches(folder: Path, launches: Collection[str]) -> None:
+    """Note who has started the run in this folder if they may start it again: a restart then knows its own files."""
     path = folder / LAUNCH_NAME
     with contextlib.suppress(OSError):  # a full disk is the error of the first save
         path.unlink(missing_ok=True)
-        if may_start_again() and (launch := launch_id()) is not None:
+        if launches:
             handle = system.open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(handle, "w") as file:
-                json.dump({"launch": launch, "machines": n_machines()}, file)
+                json.dump({"launches": sorted(launches), "machines": n_machines(), "run": elastic_run()}, file)
 
 
 def may_be_of_this_launch(folder: Path) -> bool:
     """Return whether the launcher of this process may have started the run that has left its files in the folder.
 
-    Each machine has a launcher of its own: where the run had several, any of them may be this one.
+    Each machine has a launcher of its own, and one that has joined since is known by torchrun's --rdzv_id alone.
     """
-    launch = launch_id()
     try:
-        found = {} if launch is None else json.loads((folder / LAUNCH_NAME).read_text("utf-8"))
-        return launch is None or found["machines"] > 1 or found["launch"] == launch
+        found = json.loads((folder / LAUNCH_NAME).read_text("utf-8"))
+        joined = max(n_machines(), found["machines"]) > 1 and found["run"] == elastic_run() is not None
+        return joined or not own_launches().isdisjoint(found["launches"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -298,8 +297,11 @@ def _inode(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders, innermost first, until one is not empty."""
+def _remove_empty(folders: list[Path], note: Path) -> None:
+    """Remove the folders, innermost first, until one is not empty; the first may hold this note alone."""
+    with contextlib.suppress(OSError):
+        if folders and [*note.parent.iterdir()] == [note]:
+            note.unlink()
     for folder in folders:
         try:
             folder.rmdir()

@@ -156,10 +156,11 @@ def say_what_ends() -> None:
 def restore() -> None:
     """Restore the handlers from before `install`."""
     global _current
-    previous_handlers, numbers, _current = _current.previous_handlers, _current.numbers, _SignalState()
-    _set_handlers(previous_handlers)
-    if numbers is not None:
-        numbers.close()  # which ends the thread
+    before = _current
+    _set_handlers(before.previous_handlers)
+    _current = _SignalState()
+    if before.numbers is not None:
+        before.numbers.close()  # which ends the thread
 
 
 def _set_handlers(handlers: Mapping[int, Any]) -> None:
@@ -255,15 +256,26 @@ def noting_signals() -> Iterator[None]:
         for one in SIGNALS
     }
     _handle_these([one for one in SIGNALS if usual[one]], deferred=True)
+    noted = _current
     try:
         yield
-    except BaseException:
+    except Exception:
+        restore()
+        if noted.requested is not None:
+            logger.exception("%s came, and the training ended with an error", noted.requested)
+            _give_back(noted)
+        raise
+    except BaseException:  # the stop itself
         restore()
         raise
-    name = _current.requested
     restore()
-    if name is not None:
-        signal.raise_signal(signal.Signals[name])
+    _give_back(noted)
+
+
+def _give_back(state: _SignalState) -> None:
+    """Let the signal that was noted, and that nobody acted on, have its usual effect."""
+    if state.requested is not None:
+        signal.raise_signal(signal.Signals[state.requested])
 
 
 @cache
