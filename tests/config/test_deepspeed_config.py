@@ -250,7 +250,7 @@ def _with(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 _DDP: dict[str, Any] = {
-    "ddp_comm_hook": "bf16", "ddp_bucket_cap_mb": 8, "ddp_find_unused_parameters": False, "ddp_backend": "gloo",
+    "ddp_comm_hook": "bf16", "ddp_bucket_cap_mb": 8, "ddp_find_unused_parameters": True, "ddp_backend": "gloo",
     "ddp_timeout": 60,
 }  # fmt: skip
 _ENGINE_HONOURS = {"ddp_backend", "ddp_timeout"}

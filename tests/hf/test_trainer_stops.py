@@ -136,7 +136,7 @@ def test_training_that_stops_before_its_first_step_names_the_checkpoint_that_it_
 
 
 def test_signal_after_the_last_step_saves_no_weights_of_another_step(tmp_path: Path) -> None:
-    """The model is that of the best step by then, and the training is complete."""
+    """The model is that of the best step by then, and no checkpoint may hold it as the last one's."""
 
     class EvaluatesAgain(TrainerCallback):
         trainer: Any = None
@@ -155,8 +155,9 @@ def test_signal_after_the_last_step_saves_no_weights_of_another_step(tmp_path: P
         again.trainer = classify(tmp_path / "out", again, **changes)
         again.trainer.train()
 
-    assert run(train, tmp_path / "t") == [0], output(tmp_path / "t")
+    assert run(train, tmp_path / "t") == [75], output(tmp_path / "t")
     assert checkpoints(tmp_path / "out") == {"checkpoint-4"}, "that of the largest loss, which falls"
+    assert f"a restart repeats what came after {tmp_path / 'out' / 'checkpoint-4'}" in words(tmp_path / "t")
 
 
 def test_stop_in_an_evaluation_by_a_callback_keeps_what_is_due_after_its_step(tmp_path: Path) -> None:
