@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from whet.errors import escape_controls
@@ -108,6 +111,14 @@ def folded(parts: Sequence[str], most: int, between: str = "  ", indent: str = "
             start = indent if lines else ""
             lines.append(start + shorten(part, most - len(start)))
     return lines
+
+
+def own_program() -> str:
+    """Return how this shell starts `whet`: by that name if it finds it, else as this process was started."""
+    if shutil.which("whet"):
+        return "whet"
+    started = Path(sys.argv[0])
+    return shlex.quote(sys.argv[0]) if started.name == "whet" else f"{shlex.quote(sys.executable)} -m whet"
 
 
 def paragraph(text: str, indent: str = "") -> str:

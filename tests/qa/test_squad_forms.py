@@ -86,11 +86,16 @@ READ: dict[str, Any] = {
     "rows: Parquet and the hub": _parquet,
     "rows: answer_text and answer_start": "id,context,question,answer_text,answer_start\n"
     '1,"Born in Oslo, she sang.",Where?,Oslo,8.0\n2,"Born in Oslo, she sang.",When?,,\n',
+    "rows: answer_text alone": "id,context,question,answer_text\n"
+    '1,"Born in Oslo, she sang.",Where?,Oslo\n2,"Born in Oslo, she sang.",When?,\n',
 }  # fmt: skip
 REFUSED: dict[str, tuple[str, str]] = {
     "an id twice": (_nested({"id": 1, "answers": _GIVEN}, {"id": "1", "answers": []}), "the id has been used before"),
     "is_impossible with an answer": (_nested({"answers": _GIVEN, "is_impossible": True}), "is_impossible is true, but"),
     "an answer that is elsewhere": (_nested({"answers": [{"text": "Oslo", "answer_start": 9}]}), "occurs at 8"),
+    "an answer_text in two places": (
+        'id,context,question,answer_text\n1,"Born in Oslo, sang in Oslo.",Where?,Oslo\n', "the text occurs at 8, 22",
+    ),
     "an empty answer without is_impossible": (
         _nested({"answers": [{"text": "", "answer_start": 0}]}), "an answer is empty",
     ),

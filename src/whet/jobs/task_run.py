@@ -112,12 +112,15 @@ class TaskRun:
         """What the record of the run and the model card say of it."""
         engine, args = self.engine, self.args
         command = record.running_command()
+        is_demo = command is not None and command.text.startswith("whet demo")
         rows = engine.spec.train_dataset if args.do_train else engine.spec.eval_dataset
         return {
             "command": None if command is None else command.text,
             "task": self.reading.get("task"),
             "auto": self.chosen,
-            "settings": settings_with_sources(self.asked, args, {} if command is None else command.sources),
+            "settings": settings_with_sources(
+                self.asked, args, {} if command is None else command.sources, "demo" if is_demo else "other settings"
+            ),
             "machine": record.machine(),
             "model": {
                 "name": self.asked.model_name_or_path,
@@ -202,8 +205,13 @@ class TaskRun:
         self.metrics |= metrics
 
 
-def settings_with_sources(asked: JobFields, args: TrainingArguments, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return every setting: its value, secrets masked, and where that came from if it is not the default."""
+def settings_with_sources(
+    asked: JobFields, args: TrainingArguments, sources: Mapping[str, str], others: str = "other settings"
+) -> dict[str, Any]:
+    """Return every setting: its value, secrets masked, and where that came from if it is not the default.
+
+    `others` sets what no other source has.
+    """
     set_by_file: Mapping[str, Any] = {}
     if args.deepspeed is not None:
         from whet.config import deepspeed
@@ -219,7 +227,7 @@ def settings_with_sources(asked: JobFields, args: TrainingArguments, sources: Ma
             return "recipe"
         if name in set_by_file:
             return "deepspeed file"
-        return "other settings"
+        return others
 
     found = {}
     for one in (asked, args):

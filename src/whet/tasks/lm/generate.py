@@ -252,4 +252,4 @@ def show_demo(job: TaskRun, metrics: Mapping[str, float]) -> None:
     set_seed(job.args.seed)
     writer = Writer(engine.model.eval(), engine.spec.processing_class, asked)
     print(console.paragraph(f"The{writer.continued('The')}"))
-    print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')
+    print(f'\nMore:\n  {console.own_program()} generate {folder} --prompt "..." --do_sample')

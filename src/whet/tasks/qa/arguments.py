@@ -29,7 +29,7 @@ SPAN_RULES: tuple[Rule, ...] = (
         "threshold_is_read",
         "version_2_with_negative",
         ("null_score_diff_threshold",),
-        is_on=lambda spans: spans.version_2_with_negative,
+        is_on=lambda spans: spans.version_2_with_negative is not False,
         why="it decides when to answer nothing, and only --version_2_with_negative allows that",
         fix="add --version_2_with_negative, or leave --null_score_diff_threshold out",
     ),
@@ -122,8 +122,9 @@ class AskArguments:
     doc_stride: int | None = None
     """Tokens that two neighbouring windows share. null: as in the training, else 128."""
 
-    version_2_with_negative: bool = False
-    """Allow "no answer" as the answer. For models trained with such questions, as in SQuAD v2.0."""
+    version_2_with_negative: bool | None = None
+    """Allow "no answer" as the answer, for models trained with such questions, as in SQuAD v2.0. null: as in the
+    training."""
     null_score_diff_threshold: float | None = None
     """Answer nothing if "no answer" scores higher than the best answer by more than this. Higher answers more often.
     Needs version_2_with_negative. null: as in the training, else 0."""

@@ -14,7 +14,7 @@ import numpy as np
 from whet import console, json_output, log
 from whet.engine.collate import default_collator
 from whet.engine.evaluate import forward_batches
-from whet.errors import escape_controls
+from whet.errors import ConfigError, escape_controls
 from whet.jobs.demo import DATA
 from whet.jobs.predict import outputs
 from whet.jobs.predict.arguments import PredictArguments
@@ -100,19 +100,23 @@ def show(question: str, answers: Sequence[Answer]) -> None:
 def _reader(asked: AskArguments) -> Reader:
     found = read_reading(folder_of(asked.model))
     known = found if found.get("task") == "qa" else {}
-    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
-    return Reader(
-        model=model,
-        tokenizer=tokenizer,
-        windows=_windows(asked, known, model, tokenizer),
-        decode=DecodeOptions.trained(
-            known,
-            n_best=asked.n_best,
-            max_answer_length=asked.max_answer_length,
-            null_score_diff_threshold=asked.null_score_diff_threshold,
-            version_2_with_negative=asked.version_2_with_negative,
-        ),
+    decode = DecodeOptions.trained(
+        known,
+        n_best=asked.n_best,
+        max_answer_length=asked.max_answer_length,
+        null_score_diff_threshold=asked.null_score_diff_threshold,
+        version_2_with_negative=asked.version_2_with_negative,
     )
+    if asked.null_score_diff_threshold is not None and not decode.version_2_with_negative:
+        raise ConfigError(
+            what="null_score_diff_threshold has no effect here",
+            got=f"--null_score_diff_threshold {asked.null_score_diff_threshold}, for a model that always answers",
+            why="it decides when to answer nothing, and the model was trained without such questions",
+            fix="add --version_2_with_negative true, or leave --null_score_diff_threshold out",
+        )
+    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
+    windows = _windows(asked, known, model, tokenizer)
+    return Reader(model=model, tokenizer=tokenizer, windows=windows, decode=decode)
 
 
 _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
@@ -144,7 +148,7 @@ def show_demo(qa: QaArguments, job: TaskRun, metrics: Mapping[str, float]) -> No
         print(f"\n{console.paragraph(item['context'])}")
         show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])
     folder = job.args.output_dir
-    print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
+    print(f'\nAsk more:\n  {console.own_program()} ask {folder} --context FILE --question "..."')
 
 
 def predict(asked: PredictArguments, known: Mapping[str, Any]) -> int:

@@ -64,7 +64,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> 
 def check_columns(found: Sequence[str], collector: Collector) -> None:
     """Refuse rows with other columns than those of SQuAD."""
     apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
-    answers = ANSWER_COLUMNS if apart else ("answers",)
+    answers = ANSWER_COLUMNS[:1] if apart else ("answers",)
     said = collector.require_answers and "is_impossible" not in found  # an impossible question needs no answers
     needed = ["id", "context", "question", *(answers if said else ())]
     missing = [name for name in needed if name not in found]
@@ -89,12 +89,19 @@ def _are(names: Sequence[str]) -> str:
 
 
 def _with_answers(row: Any) -> Any:
-    """Return the row with `answers`, made from answer_text and answer_start if it has these instead."""
+    """Return the row with `answers`, made from answer_text and answer_start if it has these instead.
+
+    Without a column answer_start, an answer stands where the context has its text, if that is in one place.
+    """
     if not isinstance(row, Mapping) or "answers" in row or not any(name in row for name in ANSWER_COLUMNS):
         return row
     text, start = (row.get(name) for name in ANSWER_COLUMNS)
     if isinstance(text, list):
         return {**row, "answers": {"text": text, "answer_start": start}}
+    context = row.get("context")
+    if "answer_start" not in row and text and isinstance(text, str) and isinstance(context, str):
+        at = context.find(text)
+        start = at if at >= 0 and context.find(text, at + 1) < 0 else None
     none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a missing value of pandas
     return {**row, "answers": [] if none else [{"text": text, "answer_start": start}]}
 
