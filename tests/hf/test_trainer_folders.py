@@ -17,6 +17,7 @@ from hf_runs import KillAt, SignalAt, arguments, classifier, forked, output, pad
 from test_trainer_resume import BeganAt, classify
 
 import whet
+from whet import log
 from whet.watch import lock
 
 
@@ -238,15 +239,11 @@ def test_restart_continues_though_the_named_checkpoint_was_removed_by_then(tmp_p
 
 
 @pytest.mark.parametrize("when", ["at its last step", "killed behind it"])
-def test_training_that_a_callback_has_ended_is_not_trained_further(when: str, tmp_path: Path) -> None:
-    class Early(transformers.TrainerCallback):
-        def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 8 and len((tmp_path / "began").read_text().split()) == 1:
-                control.should_training_stop = True  # by what it has seen, which no checkpoint holds
-
+def test_training_that_was_stopped_early_is_not_trained_further(when: str, tmp_path: Path) -> None:
     def script(*callbacks: Any) -> None:
         os.environ["WHET_RESUME"] = "auto"
-        trainer = classify(tmp_path / "out", BeganAt(tmp_path / "began"), Early(), *callbacks)
+        own = [BeganAt(tmp_path / "began"), transformers.EarlyStoppingCallback(1), *callbacks]
+        trainer = scored(tmp_path / "out", *own)
         trainer.train()
         if callbacks:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -258,7 +255,25 @@ def test_training_that_a_callback_has_ended_is_not_trained_further(when: str, tm
     assert forked(lambda _: script(), tmp_path / "b") == [0], output(tmp_path / "b")
     assert (tmp_path / "began").read_text() == "0 8 "
     assert _names(tmp_path / "out") == {"checkpoint-4", "checkpoint-8"}
-    assert same(weights(tmp_path / "model"), weights(tmp_path / "out" / "checkpoint-8"))
+    assert same(weights(tmp_path / "model"), weights(tmp_path / "out" / "checkpoint-4")), "the best"
+
+
+def test_training_that_another_callback_has_ended_trains_on_and_says_so(tmp_path: Path) -> None:
+    """Such as one that keeps to a limit of time: the next start goes on."""
+
+    class Limit(transformers.TrainerCallback):
+        def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = control.should_training_stop or state.global_step % 4 == 0
+
+    def script() -> None:
+        os.environ["WHET_RESUME"] = "auto"
+        log.set_up()
+        classify(tmp_path / "out", BeganAt(tmp_path / "began"), Limit()).train()
+
+    for name in ("a", "b", "c"):
+        assert forked(lambda _: script(), tmp_path / name) == [0], output(tmp_path / name)
+    assert (tmp_path / "began").read_text() == "0 4 8 "
+    assert "had ended this training after step 4 of 12" in " ".join(output(tmp_path / "b").split())
 
 
 def test_restart_continues_each_of_two_trainings_that_began_at_one_checkpoint(tmp_path: Path) -> None:

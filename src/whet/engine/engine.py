@@ -143,7 +143,8 @@ class Engine:
             training = find.Training.begins(output_dir, self.sync.gather(find.seen_here(), find.is_seen))
             if self.sync.place.is_first:
                 lock.note_launches(output_dir, training.launches)
-            folder = restore.agreed_folder(asked, output_dir, training, self.sync)
+            overwrites = self.args.overwrite_output_dir
+            folder = restore.agreed_folder(asked, output_dir, training, self.sync, overwrites=overwrites)
             if folder is not None:
                 self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)
             self._loop = self.new_loop()

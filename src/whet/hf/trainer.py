@@ -31,7 +31,7 @@ from huggingface_hub import HfApi
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import IterableDataset
-from transformers import trainer
+from transformers import EarlyStoppingCallback, trainer
 from transformers.integrations import integration_utils
 from transformers.integrations.neftune import deactivate_neftune
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -361,7 +361,13 @@ class Trainer(transformers.Trainer):
         """Return what was due when the checkpoint's training stopped, but for what has been switched off since then."""
         due = [one for one in _FLAGS if one in (facts.get(_DUE) or ())]
         if self._continues and facts.get(manifest.ENDED) == [self.state.global_step, self.state.max_steps]:
-            due = ["should_training_stop"]  # a callback may have ended it, and would not do it again
+            if any(isinstance(one, EarlyStoppingCallback) for one in self.callback_handler.callbacks):
+                due = ["should_training_stop"]  # which would not stop it again, as it has not seen what came before
+            elif self.state.global_step < self.state.max_steps and self.is_world_process_zero():
+                logger.warning(
+                    "a callback had ended this training after step %d of %d: it trains on until one ends it again",
+                    self.state.global_step, self.state.max_steps,
+                )  # fmt: skip
         path = folder / _ARGUMENTS
         before = json.loads(path.read_text("utf-8")) if due and path.is_file() else {}
         for flag in [one for one in due if one in _ASKED_BY]:

@@ -42,7 +42,8 @@ def _continued(args: TrainingArguments) -> TrainingArguments:
 
 def resumed(args: TrainingArguments) -> TrainingArguments:
     """Return the settings with the checkpoint that a command resumes from if it may have been started again."""
-    if not args.resume_from_checkpoint and not may_be_started_again_in(Path(args.output_dir)):
+    begins = args.overwrite_output_dir or not may_be_started_again_in(Path(args.output_dir))
+    if begins and not args.resume_from_checkpoint:
         return args  # torchrun also starts a command again that was refused for the files of another run
     asked = find.resumes_from(args.resume_from_checkpoint, Path(args.output_dir))
     return args if asked == args.resume_from_checkpoint else replace(args, resume_from_checkpoint=asked)

@@ -384,7 +384,7 @@ def identity_of_rows(rows: Any, *, may_read: bool) -> str | None:
     class are read, twice, and count if they are the same.
     """
     if isinstance(rows, Subset):
-        return _of_several([identity_of_rows(rows.dataset, may_read=may_read), _digest_of(list(rows.indices))])
+        return _of_several([identity_of_rows(rows.dataset, may_read=may_read), _digest_of(np.asarray(rows.indices))])
     if isinstance(rows, ConcatDataset):
         return _of_several([identity_of_rows(one, may_read=may_read) for one in rows.datasets])
     fixed = is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"

@@ -31,7 +31,7 @@ from typing import Any
 
 from whet.config.ranks import may_be_another_pod, may_start_again, own_launches, resumes_unasked
 from whet.config.upload import ADAPTER
-from whet.errors import StorageError
+from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.store import manifest, schema
 
@@ -258,8 +258,10 @@ class Training:
         """Return those of these checkpoints that are this training's, or of those that it began at."""
         alike = [one.lineage for one in found if self.identity is not None and one.lineage.identity == self.identity]
         own = [one for one in alike if self.is_sure or one.training == self.number]
+        ended = {one.lineage.run for one in found if _has_ended(one.folder)} if len(own) < len(found) else set()
+        if not own and len(running := {one.run for one in alike} - ended) == 1:
+            own = [one for one in alike if one.run in running]
         if not own:  # one of another kind that has ended is not this one
-            ended = {one.lineage.run for one in found if _has_ended(one.folder)}
             numbered = (one.lineage for one in found if one.lineage.training == self.number)
             own = [one for one in numbered if None in (self.identity, one.identity) or one.run not in ended]
         return [one for one in found if any(each.includes(one.lineage.run, one.step) for each in own)]
@@ -370,6 +372,18 @@ def to_resume(asked: Asked, output_dir: Path, training: Training | None) -> Path
         logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
         return None
     return require_complete(found)
+
+
+def require_nothing_of_others(output_dir: Path, training: Training) -> None:
+    """Raise ConfigError if checkpoints of another job are where a restart has found none of its own."""
+    others = _complete_ones(list_all(output_dir)) if training.may_be_again and not may_be_another_pod() else []
+    if others:
+        raise ConfigError(
+            what="output_dir holds checkpoints of another job",
+            got=f"{others[-1]}, and this command is a restart that has saved none",
+            why="nobody has asked to continue them, and a new run would take their place",
+            fix="use another --output_dir, or continue them: --resume_from_checkpoint auto",
+        )
 
 
 def _saved_by(training: Training, output_dir: Path, since: Path | None) -> list[Path]:

@@ -31,15 +31,20 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def agreed_folder(asked: find.Asked, output_dir: Path, training: find.Training, sync: Ranks) -> Path | None:
+def agreed_folder(
+    asked: find.Asked, output_dir: Path, training: find.Training, sync: Ranks, *, overwrites: bool
+) -> Path | None:
     """Return the checkpoint that all ranks resume from, as rank 0 finds it; what a kill left behind is cleaned up.
 
-    Raises ConfigError if a rank cannot read it.
+    Raises ConfigError if a rank cannot read it, or if a restart that nobody asked to resume, and that `overwrites`
+    nothing, has saved none and finds those of another job.
     """
     found = None
     if sync.place.is_first:
         write.clean_up(output_dir)
         found = find.to_resume(asked, output_dir, training)
+        if found is None and not asked and not overwrites:
+            find.require_nothing_of_others(output_dir, training)
     if sync.n_ranks == 1:
         return found
     sync.wait()  # rank 0 may read large files

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet import system
-from whet.config.ranks import elastic_run, here, n_machines, own_launches
+from whet.config.ranks import elastic_run, here, n_machines, own_launches, restarted
 from whet.config.rules.training import LAUNCH_NAME, LOCK_NAME, require_output_dir
 from whet.errors import OutputError, WhetError
 from whet.log import logger
 from whet.watch import stop
 
+_NO_RUN = "none"
+"""torchrun's --rdzv_id of a job that has none."""
 _NAMED_WITHIN_S = 0.5
 """The holder writes its name right after taking the lock; another process waits this long for the name."""
 _LOOKED_AT_S = 0.02
@@ -65,19 +67,24 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
             taken = require_output_dir(folder, overwrite)  # another run may have begun and ended while this one waited
             note_launches(taken, own_launches())
             yield taken
+            note_launches(taken, own_launches(), ended=True)
     finally:
         cleanup()
 
 
-def note_launches(folder: Path, launches: Collection[str]) -> None:
-    """Note who has started the run in this folder if they may start it again: a restart then knows its own files."""
+def note_launches(folder: Path, launches: Collection[str], *, ended: bool = False) -> None:
+    """Note who has started the run in this folder, and whether it has ended: a restart then knows its own files.
+
+    A launcher starts all ranks again if one of them fails after rank 0 has ended.
+    """
     path = folder / LAUNCH_NAME
     with contextlib.suppress(OSError):  # a full disk is the error of the first save
         path.unlink(missing_ok=True)
         if launches:
             handle = system.open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(handle, "w") as file:
-                json.dump({"launches": sorted(launches), "machines": n_machines(), "run": elastic_run()}, file)
+                facts = {"machines": n_machines(), "run": elastic_run(), "ended": ended}
+                json.dump({"launches": sorted(launches), **facts}, file)
 
 
 def may_be_of_this_launch(folder: Path) -> bool:
@@ -87,8 +94,10 @@ def may_be_of_this_launch(folder: Path) -> bool:
     """
     try:
         found = json.loads((folder / LAUNCH_NAME).read_text("utf-8"))
-        joined = max(n_machines(), found["machines"]) > 1 and found["run"] == elastic_run() is not None
-        return joined or not own_launches().isdisjoint(found["launches"])
+        if not own_launches().isdisjoint(found["launches"]):
+            return not found["ended"] or restarted()
+        named = elastic_run() not in (None, _NO_RUN)
+        return named and not found["ended"] and found["machines"] > 1 and found["run"] == elastic_run()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

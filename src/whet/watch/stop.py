@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from whet import json_output, system
-from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
+from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError, WhetError
 from whet.log import logger
 
 SIGNALS = system.STOP_SIGNALS
@@ -259,6 +259,9 @@ def noting_signals() -> Iterator[None]:
     noted = _current
     try:
         yield
+    except WhetError:  # with an exit code and a way on of its own, such as a save that the signal asked for
+        restore()
+        raise
     except Exception:
         restore()
         if noted.requested is not None:
