@@ -95,6 +95,13 @@ def test_an_empty_answer_to_a_question_is_named(folder: Path) -> None:
     assert table.rows[2][:3] == ["I lost my card", "lost_card", "nothing"]
 
 
+def test_a_question_shows_by_what_the_worst_come_first(folder: Path) -> None:
+    asked = {"question": "Who?", "context": "In 1911 Ada.", "expected": "Ada", "predicted": "1911", "probability": None}
+    write_errors(folder, [asked | {"row": "q1", "score": 0.8}, asked | {"row": "q2", "score": 0.3}])
+    table = next(one for one in _page(folder).tables if "the score is the probability of the predicted" in one.caption)
+    assert [row[-2:] for row in table.rows[:3]] == [["Score", "Row"], ["0.800", "q1"], ["0.300", "q2"]]
+
+
 def test_of_many_examples_the_worst_are_shown_and_the_rest_is_counted(folder: Path) -> None:
     write_errors(folder, [WRONG[0] | {"row": f"r{n}"} for n in range(runs.WORST + 7)])
     found = _page(folder)

@@ -349,7 +349,7 @@ def _examples(one: Examples, run: Run) -> dict[str, Any]:
             row |= {"expected_at": expected.index(row["expected"]), "predicted_at": predicted.index(row["predicted"])}
     else:
         expected = predicted = []
-    numbers = [name for name in ("probability", "loss", "rank") if any(row[name] is not None for row in rows)]
+    numbers = [name for name in ("score", "probability", "loss", "rank") if any(row[name] is not None for row in rows)]
     numbers += ["row"] if any(row["row"] is not None for row in rows) else []
     return {
         "id": f"{one.prefix}-examples",
@@ -368,6 +368,9 @@ def _caption(one: Examples, task: Any) -> str:
     if not n_all:
         return f"The model gets no example of the {split} split wrong."
     rest = f" Shown are the worst {len(one.rows):,}; {one.file} has all {n_all:,}." if one.n_more else ""
+    if any(row.get("score") is not None for row in one.rows):
+        rest += " First come answers that share no word with the expected one, the surest of them at the top: the score"
+        rest += " is the probability of the predicted answer."
     known = [row.get("probability") is not None for row in one.rows]
     if any(known):
         missing = "" if all(known) else f"; {UNKNOWN}: it is not among the model's best"
@@ -404,6 +407,7 @@ def _example(row: Mapping[str, Any], file: str) -> dict[str, Any]:
         },
         "expected": expected, "predicted": predicted, "is_right": None,
         "expected_at": None, "predicted_at": None,
+        "score": number(row.get("score")),
         "probability": number(row.get("probability")), "loss": number(row.get("loss")),
         "rank": number(row.get("rank")),
         "row": row["row"] if isinstance(row.get("row"), int | str) else None,
