@@ -106,7 +106,7 @@ _QA = {
     "doc_stride_at_least_0": {"doc_stride": -1},
     "windows_move_on": {"max_seq_length": 384, "doc_stride": 384},
     "max_answer_length_at_least_1": {"max_answer_length": 0},
-    "threshold_is_read": {"null_score_diff_threshold": 0.5},
+    "threshold_is_read": {"null_score_diff_threshold": 0.5, "version_2_with_negative": False},
     "n_best_size_at_least_1": {"n_best_size": 0},
     "auto_budget_s_above_0": {"auto_budget_s": 0.0},
     "auto_ranks_at_least_1": {"auto_ranks": 0},

@@ -203,6 +203,17 @@ def test_predict_and_ask_choose_answers_as_the_training_did(
     write_json(out / "whet_task.json", older)
     assert [text for text in asked("--n_best", "20") if " " in text], "folders of earlier versions do not say"
 
+    line = ["ask", str(out), "--context", str(tmp_path / "notes.txt"), "--question", "Who made it?", "--json"]
+    for allowed in (True, False):
+        known = {"version_2_with_negative": allowed, "null_score_diff_threshold": -1e6}
+        write_json(out / "whet_task.json", older | known)
+        capsys.readouterr()
+        assert run(line) == 0
+        (answered,) = json.loads(capsys.readouterr().out)["answers"]
+        assert (answered["answers"][0]["text"] == "") is allowed, "as in the training"
+    assert run([*line, "--null_score_diff_threshold", "1"]) == 78
+    assert "null_score_diff_threshold has no effect here" in capsys.readouterr().out
+
 
 def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_path: Path) -> None:
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
