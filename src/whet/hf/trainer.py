@@ -438,13 +438,13 @@ class Trainer(transformers.Trainer):
         try:
             curve = {name: value for name, value in self._curve().items() if name not in _DIVIDED}
             model = None if self.model is None else identity_of_model(self.model, unwrapped(self.model))
-            rows: Any = self.train_dataset
-            n_rows = digest = None
+            rows, n_rows, digest = self.train_dataset, None, None
             if rows is not None and has_length(rows):
-                if is_from(rows, "datasets", "Dataset"):
-                    rows = self._remove_unused_columns(rows, description="training")
-                n_rows = len(rows)
-                digest = identity_of_rows(rows, may_read=not self.args.dataloader_num_workers) if n_rows else ""
+                taken: Any = rows
+                if is_from(taken, "datasets", "Dataset"):
+                    taken = self._remove_unused_columns(taken, description="training")
+                n_rows = len(taken)
+                digest = identity_of_rows(taken, may_read=not self.args.dataloader_num_workers) if n_rows else ""
             known = {"settings": curve, "model": model, "rows": [n_rows, digest]}
             return manifest.digest_of(known), digest is not None
         except Exception as error:
