@@ -259,7 +259,7 @@ def test_training_that_was_stopped_early_is_not_trained_further(when: str, tmp_p
 
 
 def test_training_that_another_callback_has_ended_trains_on_and_says_so(tmp_path: Path) -> None:
-    """Such as one that keeps to a limit of time: the next start goes on."""
+    """Such as one that keeps to a limit of time: the next start continues."""
 
     class Limit(transformers.TrainerCallback):
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -292,7 +292,7 @@ def test_restart_continues_each_of_two_trainings_that_began_at_one_checkpoint(tm
 
 
 def test_restart_before_the_first_save_leaves_what_another_job_has_saved(tmp_path: Path) -> None:
-    """A launcher starts its own training again, and a new pod goes on where any job's was."""
+    """A launcher starts its own training again, and a new pod continues any job's."""
     out = tmp_path / "out"
 
     def attempt(job: str, number: int, *callbacks: Any, **variables: str) -> None:
@@ -337,7 +337,7 @@ def test_job_of_several_machines_is_known_by_each_of_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("best", [False, True], ids=["last", "best"])
 def test_signal_at_the_end_of_a_training_stops_the_script(event: str, number: int, best: bool, tmp_path: Path) -> None:
-    """No training follows that nobody would stop; the same command goes on where it was."""
+    """No training follows that nobody would stop; the same command continues where it was."""
     made = scored if best else functools.partial(classify, save_strategy="no")
 
     def script(*callbacks: Any) -> None:

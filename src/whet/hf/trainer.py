@@ -650,11 +650,10 @@ class Trainer(transformers.Trainer):
 
     def _note_end(self) -> None:
         """Note in the last checkpoint that the training has ended: no other one in the folder continues it unasked."""
-        own = self._own_folders() if self.args.should_save and self._folders is not None else []
-        complete = [path for path in own if not manifest.holds_only_model(path)]
-        if complete:
+        last = self._last_saved()[0] if self.args.should_save and self._folders is not None else None
+        if last is not None:
             with suppress(OSError, ValueError):  # what the disk does not take is not known later
-                manifest.note(complete[-1], **{manifest.ENDED: [self.state.global_step, self.state.max_steps]})
+                manifest.note(last, **{manifest.ENDED: [self.state.global_step, self.state.max_steps]})
 
     def _agreed(self, name: str | None, shortage: str | None) -> tuple[str | None, str | None]:
         """Return the signal, and the shortage of memory, that any of the ranks has seen."""

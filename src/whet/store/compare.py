@@ -368,11 +368,10 @@ def digest_of_rows(rows: Any) -> str | None:
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
-    fixed = is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"
-    if not (fixed or isinstance(rows, list | tuple)):
+    if not (_is_fixed(rows) or isinstance(rows, list | tuple)):
         return None
-    for row in np.unique(np.linspace(0, len(rows) - 1, _SAMPLED_ROWS).astype(int)):
-        for part in _parts(rows[int(row)]):
+    for row in _sampled(rows, _SAMPLED_ROWS):
+        for part in _parts(rows[row]):
             digest.update(part)
     return digest.hexdigest()
 
@@ -387,8 +386,7 @@ def identity_of_rows(rows: Any, *, may_read: bool) -> str | None:
         return _of_several([identity_of_rows(rows.dataset, may_read=may_read), _digest_of(np.asarray(rows.indices))])
     if isinstance(rows, ConcatDataset):
         return _of_several([identity_of_rows(one, may_read=may_read) for one in rows.datasets])
-    fixed = is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"
-    if fixed or isinstance(rows, list | tuple | TensorDataset):
+    if _is_fixed(rows) or isinstance(rows, list | tuple | TensorDataset):
         return _digest_of([rows[n] for n in _sampled(rows, _SAMPLED_ROWS)])
     if not may_read:
         return None
@@ -410,6 +408,11 @@ def identity_of_model(model: nn.Module, inner: nn.Module) -> dict[str, Any]:
         "config": config,
         "parameters": {name: _shape(one) for name, one in model.named_parameters()},
     }
+
+
+def _is_fixed(rows: Any) -> bool:
+    """Return whether this is a datasets.Dataset whose rows no function of the user's makes."""
+    return is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"
 
 
 def _sampled(rows: Any, most: int) -> list[int]:

@@ -272,8 +272,7 @@ class Training:
         It continues what its own launcher has begun; a new pod what any job has, as WHET_RESUME=auto asks for it. A
         checkpoint whose manifest cannot be read may be anybody's: it is named as damaged.
         """
-        facts = manifest.facts_of(folder)
-        if may_be_another_pod() or facts is None or not self.launches:
+        if may_be_another_pod() or not self.launches or (facts := manifest.facts_of(folder)) is None:
             return self.is_again
         return _are_of_one(self.launches, lineage_in(facts).launches)
 
@@ -357,10 +356,10 @@ def to_resume(asked: Asked, output_dir: Path, training: Training | None) -> Path
         own = _saved_by(training, output_dir, since)
         if training.is_again or own:
             _say_what_is_left(output_dir, ())
-        if since is not None and not any(not problems_of(one) for one in own):
-            own = []
-        if own:
-            return require_complete(_newest_of(own, output_dir))
+        if (found := _newest_intact(own)) is not None:
+            return require_complete(found)
+        if own and since is None:
+            raise _none_is_intact(own, output_dir)
         if since is None and training.is_again:
             _say_that_it_begins(training, output_dir)
     if not asked:
@@ -425,11 +424,14 @@ def newest(output_dir: Path) -> Path | None:
     if not folders:
         _require_none_of_transformers(output_dir)
         return None
-    return _newest_of(folders, output_dir)
+    found = _newest_intact(folders)
+    if found is None:
+        raise _none_is_intact(folders, output_dir)
+    return found
 
 
-def _newest_of(folders: Sequence[Path], output_dir: Path) -> Path:
-    """Return the newest intact one of these checkpoints, the oldest of which is the first; see `newest`."""
+def _newest_intact(folders: Sequence[Path]) -> Path | None:
+    """Return the newest intact one of these checkpoints, the oldest of which is the first; None if none is."""
     usable = _not_left(folders)
     for folder in reversed(folders):
         if folder not in usable:
@@ -441,8 +443,13 @@ def _newest_of(folders: Sequence[Path], output_dir: Path) -> Path:
         logger.warning(
             "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
         )
+    return None
+
+
+def _none_is_intact(folders: Sequence[Path], output_dir: Path) -> StorageError:
+    """Return the error for checkpoints none of which is intact; raises that for transformers', if there are any."""
     _require_none_of_transformers(output_dir)
-    raise StorageError(
+    return StorageError(
         what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
         got=f"the newest {min(_MOST_NAMED, len(folders))}: "
         + "; ".join(f"{folder.name}: {_problem_of(folder)}" for folder in folders[: -_MOST_NAMED - 1 : -1]),

@@ -65,16 +65,16 @@ def relist(folder: Path, name: str) -> None:
 def note(folder: Path, **facts: Any) -> None:
     """Add facts to the manifest of a sealed folder; it is replaced at once, and has all of them or none."""
     manifest = _read(folder) | facts
-    beside = folder.with_name(f".{folder.name}.partial")  # which the next training removes if this one is killed
-    beside.mkdir()
+    staged = folder.with_name(f".{folder.name}.partial")  # which the next training removes if this one is killed
+    staged.mkdir()
     try:
-        (beside / MANIFEST).write_text(_text_of(manifest), "utf-8")
-        fsync(beside / MANIFEST)
-        rename(beside / MANIFEST, folder / MANIFEST, replaces=True)
+        (staged / MANIFEST).write_text(_text_of(manifest), "utf-8")
+        fsync(staged / MANIFEST)
+        rename(staged / MANIFEST, folder / MANIFEST, replaces=True)
         fsync(folder)
     finally:
-        (beside / MANIFEST).unlink(missing_ok=True)
-        beside.rmdir()
+        (staged / MANIFEST).unlink(missing_ok=True)
+        staged.rmdir()
 
 
 def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:

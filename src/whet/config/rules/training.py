@@ -17,7 +17,7 @@ from whet.errors import ConfigError, OutputError, Problem
 LOCK_NAME = ".whet.lock"
 """The lock file of a run in output_dir. It does not count as content, because a killed run leaves it behind."""
 LAUNCH_NAME = ".whet.launch"
-"""Which launcher has started the run in output_dir, if it may start it again. A run that fails leaves it behind."""
+"""Which launcher has started the run in output_dir, if it may start it again, and whether that run has ended."""
 LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
 """The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
 RECORD_NAME = "run.jsonl"
